@@ -16,7 +16,7 @@ from .checks.keywords import refuse, told
 
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())
-merge = at_first_call("merge", ".calls.state_merge", globals())
+merge = at_first_call("merge", ".calls.attend", globals())
 
 TableLike = torch.Tensor | Sequence[torch.Tensor]
 NO_ARGS: tuple[torch.Tensor | float, ...] = ()

@@ -21,15 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .arguments import ARGUMENTS, PLACES, Options, Tensors, schema
-from .calls.untraced import at_first_call, untraced
+from .calls.untraced import at_first_call, from_text, listed, untraced
 from .checks.axes import values_apart
 from .checks.kernel_tensors import refuse_gradient, watched
-from .generated import function, listed
 from .strides import lies_in, looks_within
 
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())
-merge = at_first_call("merge", ".calls.state_merge", globals())
+merge = at_first_call("merge", ".calls.attend", globals())
 
 WRITE = """(
     Tensor k, Tensor? v, Tensor{keys} k_cache, Tensor{values}? v_cache, Tensor slot_mapping,
@@ -47,7 +46,7 @@ _FIRST = (*PLACES, "out")
 _NAMED = [x for x in ARGUMENTS if x.schema is not None and x.name not in _FIRST]
 
 # Registered without a wrapper, which would cost a microsecond.  torch leaves out arguments that equal schema defaults.
-_attention: Callable[..., Any] = untraced(function(f"""\
+_attention: Callable[..., Any] = untraced(from_text(f"""\
 def _attention({listed(_FIRST)} {listed(f"{x.name}={x.default!r}" for x in _NAMED)} return_lse=False):
     result = attend(
         {listed(_FIRST)}

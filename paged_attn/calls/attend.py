@@ -1,4 +1,4 @@
-"""One call of paged_attention: found in the cache of calls, or checked and planned."""
+"""One call of paged_attention, found in the cache of calls or checked and planned; one call of merge_states."""
 
 from typing import Any
 
@@ -12,7 +12,6 @@ from ..launching.platform import device_of
 from ..records.key_bounds import key_bounds_of
 from ..strides import settled
 from . import call_cache, checked
-from .call_key import form_of
 from .untraced import untraced
 from .ways import way_of
 
@@ -26,7 +25,7 @@ def attend(
     others: tuple[Any, ...], options: tuple[Any, ...], check: bool | None,
 ) -> Any:  # fmt: skip
     """Make a call of paged_attention; `others` are the Tensors after cu_seqlens_q, `options` are the Options."""
-    form, tensors = form_of(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
+    form, tensors = call_cache.form_of(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
     found, of = call_cache.again(form, tensors), None
     if found is None or (found[1][1] == found[1][2]) is not found[0].latent:
         of = call_cache.signature(form, tensors)
@@ -82,6 +81,18 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: call_c
     runs.first(tuple([x for x in (*given.slots, lse) if isinstance(x, Tensor)]))
     call_cache.keep(of, runs)
     return result
+
+
+@untraced
+def merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Merge states as merge_states specifies; calls are rare, so each is checked, and none is kept."""
+    axes = checks.check_merge(outs, lses, sinks)
+    device = device_of(outs.device)
+    outs, lses = outs.contiguous(), lses.contiguous()
+    out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
+    if axes.tokens and axes.heads:
+        way_of(device).merged(out, lse, outs, lses, sinks)
+    return out, lse
 
 
 def _empty_like(q: Tensor, value_dim: int | None) -> Tensor:

@@ -1,5 +1,7 @@
 """A cache of earlier calls: signature -> launches.
 
+The form of a call is all that decides the call, except facts of its tensors.  Every call computes its form.
+
 A signature holds every fact on which checks, plan, compiled kernels and their arguments depend.  Calls of equal
 signature differ only in the addresses of their tensors.  A call without a signature is checked and planned each time.
 
@@ -12,8 +14,11 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from ..arguments import ARGUMENTS, OPTION, PLACES, Options, Tensors
 from ..launching.locks import left_free
+from .untraced import from_text, listed, untraced
 from .ways import Runs
 
 LIMIT = 4096  # signatures kept; a server's steps differ in lengths, so old ones are dropped
@@ -24,6 +29,13 @@ PLAIN = {torch.Tensor, torch.nn.Parameter}  # tensors of other classes may have 
 # always fails for a tensor that is given twice.  torch.compile guards its graphs by it.
 Guard: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # the innermost of torch.func, or None
+
+RAGGED = ("a ragged page table",)
+GIVEN = [name for name in Tensors._fields if name not in (*PLACES, "out")]  # tensors that calls give by keyword
+# options whose type is part of the form: numbers of different types are equal, and some types are refused
+NUMBERS = [
+    x.name for x in ARGUMENTS if x.kind == OPTION and x.check[:1] not in ((), ("choice",), ("window",), ("shard",))
+]
 
 Addresses = Sequence[int]
 Signature = tuple[Hashable, Addresses]  # the facts that decide a call, and its addresses
@@ -41,12 +53,45 @@ _latest: dict[Hashable, Latest] = {}
 _forgetting = left_free()  # held to drop the oldest entry and to add one
 
 
-def form_of(others: Sequence[Any]) -> tuple[Any, ...]:
+def form_of_values(others: Sequence[Any]) -> tuple[Any, ...]:
     """Form of arguments that may be tensors, numbers or None, without facts of tensors.
 
     The form has types of numbers as well: True equals 1, but only 1 is a valid scale.
     """
-    return tuple([type(x) if x is None or isinstance(x, torch.Tensor) else (type(x), x) for x in others])
+    return tuple([type(x) if x is None or isinstance(x, Tensor) else (type(x), x) for x in others])
+
+
+# (form, tensors) of a call, from its Tensors and Options; the text is generated from the argument table.
+form_of: Callable[..., tuple[Any, tuple[Any, ...]]] = untraced(from_text(f"""\
+def form_of({listed(PLACES)} out, others, options):
+    tensors = ({listed(PLACES[:-1])}) if cu_seqlens_q is None else ({listed(PLACES)})
+    ({listed(Options._fields)}) = options
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):  # a window of another form will be refused
+        return [], tensors
+    form = (
+        options, type(left), type(right), {listed(f"type({name})" for name in NUMBERS)}
+        cu_seqlens_q is None, out is None,
+    )
+    if shard is not None:
+        if not isinstance(shard, (tuple, list)):  # it will be refused
+            return [], tensors
+        form += form_of_values(shard)
+    ({listed(GIVEN)}) = others
+    if page_starts is not None:
+        form += RAGGED
+        tensors += (page_starts,)
+    if not ({" is ".join(GIVEN[1:])} is None):
+        others = others[1:]
+        if score_mod_args is not None:
+            if not isinstance(score_mod_args, (tuple, list)):  # it will be refused
+                return [], tensors
+            others = (*others[:-1], *score_mod_args)
+        form += form_of_values(others)
+        tensors += tuple([x for x in others if isinstance(x, Tensor)])
+    return form, tensors if out is None else tensors + (out,)
+""", globals()))  # fmt: skip
 
 
 def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Runs, Addresses] | None:

@@ -11,7 +11,7 @@ from ..arguments import Options, Tensors
 from ..checks.axes import Axes
 from ..launching.platform import Device
 from ..planning.dialects import torch_dialect
-from .limits import scale_and_cap
+from .ways import scale_and_cap
 
 
 class Place(NamedTuple):

@@ -19,7 +19,7 @@ from ..records.call import Call, scales
 from ..records.formats import cdiv, next_power_of_2
 from ..records.key_bounds import key_bounds_of
 from ..records.problem import problem_of
-from .limits import FAR, scale_and_cap
+from .ways import FAR, scale_and_cap
 
 TENSORS = {*Tensors._fields}
 # Arguments with a field of equal name in Modifiers, which holds the argument unchanged unless `_call` says otherwise.

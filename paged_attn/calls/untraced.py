@@ -1,13 +1,20 @@
-"""Functions that torch.compile must not trace, and imports deferred to the first call.
+"""Functions that every call runs: generated from the argument table, left alone by torch.compile, imported late.
 
 When torch.compile gives up on a public function, for example after an error in its arguments, it calls the function
 outside of a graph.  It would then try to trace the functions inside, which it cannot.
 
 Modules that ask for the device, change Triton or take time are imported by the first call.
+
+A loop over the argument table would cost a microsecond per call, so the loop runs at import and writes a function.  The
+generated text reads like hand-written code.  Tracebacks and inspect.getsource show it.
 """
 
+from __future__ import annotations
+
 import importlib
-from collections.abc import Callable
+import linecache
+import textwrap
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -38,3 +45,31 @@ def at_first_call(name: str, module: str, namespace: dict[str, Any]) -> Callable
         return function(*args, **options)
 
     return first
+
+
+# ---- generated functions -------------------------------------------------------------------------
+
+
+def from_text(text: str, namespace: dict[str, Any]) -> Any:
+    """Compile the text of one function.  namespace: the globals of the module that the function belongs to."""
+    name = text[text.index("def ") + 4 : text.index("(")]
+    lines = [x for line in text.splitlines() for x in _folded(line)]
+    text, file = "".join(lines), f"<{name}, written for {namespace['__name__']}>"
+    linecache.cache[file] = (len(text), None, lines, file)
+    made: dict[str, Any] = {}
+    exec(compile(text, file, "exec"), namespace, made)
+    return made[name]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as the inside of a tuple: "a, b,"."""
+    return ", ".join(names) + ","
+
+
+def _folded(line: str) -> list[str]:
+    """A line, wrapped at 120 columns.  Wrapped lines must lie inside parentheses."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    folded = (
+        textwrap.wrap(line, 120, subsequent_indent=indent + "    ", break_long_words=False) if line[120:] else [line]
+    )
+    return [f"{x}\n" for x in folded]

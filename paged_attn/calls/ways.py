@@ -1,12 +1,17 @@
-"""The two ways of a checked call: launches of kernels, or plain torch, which imports no Triton."""
+"""The two ways of a checked call, launches of kernels or plain torch without Triton, and limits common to both."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any, Protocol
 
+from ..arguments import TINY, Options
 from ..launching.locks import FIRST
 from ..launching.platform import Device
+
+FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
+LEAST_CAP = 2.0**-40  # a smaller softcap makes all scores 0 as well, and its inverse may be infinite
+MOST_CAPS = 2.0**96
 
 
 class Runs(Protocol):
@@ -26,3 +31,15 @@ def way_of(device: Device) -> Any:
     """The module that makes calls on a device: `launched` or `in_torch`, which have functions of equal names."""
     with FIRST:
         return importlib.import_module(".in_torch" if device.in_torch else ".launched", __package__)
+
+
+def scale_and_cap(options: Options, head_dim: int) -> tuple[float, float | None]:
+    """The softmax scale, and the softcap if there is one, as float32 numbers whose ratio is finite."""
+    scale = head_dim**-0.5 if options.softmax_scale is None else float(options.softmax_scale)
+    if abs(scale) < TINY:
+        scale = 0.0  # all scores are 0 either way
+    if options.softcap <= 0:
+        return scale, None
+    cap = max(float(options.softcap), LEAST_CAP)
+    # with a larger ratio all scores are at the cap, and an infinite ratio would turn 0 into NaN
+    return min(max(scale, -MOST_CAPS * cap), MOST_CAPS * cap), cap

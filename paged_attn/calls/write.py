@@ -30,7 +30,7 @@ def write(
     if v is None or v_cache is None:  # the checks refuse a call with only one of v and v_cache
         tensors = tuple([x for x in tensors if x is not None])
     if not (k_scale is v_scale is None):
-        form += call_cache.form_of(scales)
+        form += call_cache.form_of_values(scales)
         tensors += tuple([x for x in scales if isinstance(x, Tensor)])
     found, of = call_cache.again(form, tensors), None
     if found is None:

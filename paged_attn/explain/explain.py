@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ..arguments import bound
-from ..calls.limits import scale_and_cap
+from ..calls.ways import scale_and_cap
 from ..launching.platform import ASKED, HAS_TRITON
 from ..planning.dialects import torch_dialect
 from ..preparation.model import Lengths, call_of

@@ -32,7 +32,7 @@ from paged_attn.arguments import (
     bound,
     of_kind,
 )
-from paged_attn.calls.call_key import form_of
+from paged_attn.calls.call_cache import form_of
 from paged_attn.checks import argument_rows as checks
 from paged_attn.checks.page_table import STARTS
 from tests.arguments.declared import CALL, NAMES, Marked, caught, every, given_as, lacks

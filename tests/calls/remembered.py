@@ -7,7 +7,7 @@ from typing import Any
 
 import paged_attn
 from paged_attn.calls import attend, call_cache
-from paged_attn.calls.call_key import form_of
+from paged_attn.calls.call_cache import form_of
 
 Inputs = dict[str, Any]
 DEFAULTS = {name: x.default for name, x in inspect.signature(paged_attn.paged_attention).parameters.items()}
