@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .checks.dtypes import INTEGER, names
+from .checks.kernel_tensors import INTEGER, names
 from .checks.options import INT32_MAX, both, integer, kind, unboxed
 from .checks.page_table import check_row_bounds, first_true
 from .step import Table, admit, check_starts, is_ragged, on_host

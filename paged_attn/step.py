@@ -13,8 +13,7 @@ from torch import Tensor
 from .arguments import table_parts
 from .checks.axes import Door
 from .checks.contents import check_own_keys, query_lens
-from .checks.dtypes import INTEGER, names
-from .checks.kernel_tensors import watched
+from .checks.kernel_tensors import INTEGER, names, watched
 from .checks.options import INT32_MAX, both, integer, kind, unboxed
 from .checks.page_table import admit_ragged
 

@@ -14,13 +14,12 @@ from torch import Tensor
 from ..arguments import BY_NAME, BY_ROWS, PLACES, REFUSED, WITHIN, Options, Tensors
 from ..launching.locks import FIRST
 from ..strides import lies_in
-from .axes import MAX_DIM, MAX_WORDS, Axes, Door
+from .axes import MAX_DIM, MAX_WORDS, Axes, Door, check_query_scale
 from .contents import check_attention_contents, check_write_contents
-from .dtypes import BIAS_FOR, BOOL, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME
+from .kernel_tensors import BIAS_FOR, BOOL, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME
 from .options import boolean, both, choice, integer, number, shard, window
 from .overlap import no_overlap, same_elements, writable
 from .page_table import STARTS, admit_page_table
-from .query_scale import check_query_scale
 from .swapped import looks_swapped, warn
 from .user_function import check_score_mod
 
@@ -42,7 +41,7 @@ RULES: dict[str, Callable[..., None]] = {
     "shard": shard,
     "window": window,
 }
-# Dtypes by their name in the table's rows.  Another name, "beside scores", depends on q: dtypes.BIAS_FOR.
+# Dtypes by their name in the table's rows.  Another name, "beside scores", depends on q: kernel_tensors.BIAS_FOR.
 KINDS = {"integer": INTEGER, "int32": INT32, "bool": BOOL, "float32": FLOAT32}
 OF_SEQS = {"qq_bias", "alibi_slopes"}  # one for all sequences, or one for each
 # Arguments that may share no memory with out, in the order of errors.  q may be out itself.

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import scales_tokens
 from ..strides import lies_in
 from . import cures
-from .dtypes import CACHE_FOR, FLOAT32, FP8, SAME, names
-from .kernel_tensors import plain
+from .kernel_tensors import CACHE_FOR, FLOAT32, FP8, SAME, names, plain
 from .options import choice, kind, scale_number
 from .swapped import LAYOUTS, OTHER, reading, shares_out
 
@@ -243,3 +243,20 @@ class Door:
             more = f", [1, {axis}] or [seqs, {axis}]" if "seqs" in self.sizes else f" or [1, {axis}]"
             more += by_token
             raise ValueError(f"{name} must be [], [1], [{axis}]{more} with {', '.join(known)}, got {list(value.shape)}")
+
+
+def check_query_scale(door: Door, value: Any, q: Tensor) -> None:
+    """Check q_scale: one number, one for each KV head, or by token.  Queries that are not fp8: by token only."""
+    name = "q_scale"
+    if not isinstance(value, Tensor):
+        door.scale(name, value, "q", q.dtype)
+        return
+    door.place(name, value, FLOAT32)
+    shape, sizes = list(value.shape), door.sizes
+    tokens, kv_heads = sizes["tokens"], sizes["kv_heads"]
+    if q.dtype not in FP8:
+        if shape not in ([tokens], [tokens, 1]):
+            wanted = f"None, [tokens] or [tokens, 1] with tokens = {tokens} beside {names((q.dtype,))} queries"
+            raise ValueError(f"{name} must be {wanted}, got {shape}")
+    elif shape not in ([tokens, 1], [tokens, kv_heads]) or not (value.stride(0) == 0 or scales_tokens(value, q)):
+        door.scale(name, value, "q", q.dtype, more=", by token [tokens, 1] or [tokens, kv_heads]")

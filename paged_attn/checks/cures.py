@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dtypes import FLOAT, FP8, names
+from .kernel_tensors import FLOAT, FP8, names
 
 OUT = ": leave it out, or torch.empty makes it"  # out has no contents to convert
 SINGLE = {"n": "one set of keys", "batch": "one sequence"}  # by a first axis: what a tensor without it is

@@ -1,11 +1,34 @@
-"""Checks that kernels can use a tensor: it is strided, has memory at an address, and needs no gradient."""
+"""Which tensors kernels can take: their dtypes; strided, with memory at an address, without a gradient."""
+
+from __future__ import annotations
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+HALF = (torch.float16, torch.bfloat16)
+FLOAT = (*HALF, torch.float32)
+QUERY = (*FLOAT, *FP8)
+FLOAT32 = (torch.float32,)
+INTEGER = (torch.int32, torch.int64)
+BOOL = (torch.bool,)
+INT32 = (torch.int32,)
+SAME = {dtype: (dtype,) for dtype in QUERY}
+# by q's dtype: dtypes of the caches, and of sinks, qq_bias and gate
+CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
+BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
+
+# what a score_mod may be given a pointer to: the keys of kernels/common/score_mod.POINTERS, which Triton's names take
+POINTED = (*FLOAT, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, *INTEGER)
+
 NO_DISPATCH = Tensor.__torch_dispatch__
+
+
+def names(dtypes: tuple[torch.dtype, ...]) -> str:
+    """float16 | bfloat16."""
+    return " | ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def watched(*tensors: Any) -> bool:

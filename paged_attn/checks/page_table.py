@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .axes import Axes, Door
-from .dtypes import INTEGER
+from .kernel_tensors import INTEGER
 from .options import kind
 
 STARTS, IDS = "indptr of page_table", "indices of page_table"

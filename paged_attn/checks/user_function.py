@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .axes import Door
-from .dtypes import POINTED
+from .kernel_tensors import POINTED
 from .options import INT32_MAX, integer, kind, number
 
 GIVEN = ("score", "query_pos", "key_pos", "head")  # arguments before score_mod_args

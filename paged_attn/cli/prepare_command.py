@@ -39,8 +39,8 @@ def prepare(as_json: bool, **given: Any) -> None:
     import torch
 
     import paged_attn
-    from paged_attn.checks.dtypes import CACHE_FOR
-    from paged_attn.checks.dtypes import names as names_of
+    from paged_attn.checks.kernel_tensors import CACHE_FOR
+    from paged_attn.checks.kernel_tensors import names as names_of
     from paged_attn.launching.platform import HAS_TRITON, INTERPRET, Device
     from paged_attn.preparation.score_mod_ref import named_by
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..calls.untraced import untraced
 from ..checks.axes import Door
-from ..checks.dtypes import FLOAT, FLOAT32
+from ..checks.kernel_tensors import FLOAT, FLOAT32
 from ..checks.options import choice, refused
 from ..checks.overlap import no_overlap
 from ..launching.platform import device_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..checks.axes import MAX_DIM
-from ..checks.dtypes import CACHE_FOR, names
+from ..checks.kernel_tensors import CACHE_FOR, names
 from ..launching import gpus
 from ..launching.platform import HAS_TRITON, Device, device_of
 from ..planning.dialects import dialect
