@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.masked import is_masked, keys_and_pairs
-from paged_attn.explain.work import visible_keys, visible_pairs
-from paged_attn.records.key_bounds import key_bounds_of
+from paged_attn.records.key_bounds import key_bounds_of, visible_keys, visible_pairs
 from tests.support.cases import Case
 
 

@@ -24,8 +24,7 @@ __all__ = [
 
 # Name -> module, for names that are imported when they are asked for: `prepare` also imports the kernels.
 _LATER = {"prepare": ".preparation.prepare"}
-_LATER |= dict.fromkeys(("pages_needed", "positions", "slots"), ".step") | {"pad_batch": ".padding"}
-_LATER["tree"] = ".drafts"
+_LATER |= dict.fromkeys(("pages_needed", "positions", "slots", "tree"), ".step") | {"pad_batch": ".padding"}
 _LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv"), ".api")  # deferred in the command only
 
 
@@ -37,10 +36,9 @@ def _is_command() -> bool:
 
 
 if TYPE_CHECKING:
-    from .drafts import tree
     from .padding import pad_batch
     from .preparation.prepare import prepare
-    from .step import pages_needed, positions, slots
+    from .step import pages_needed, positions, slots, tree
 if TYPE_CHECKING or not _is_command():  # imports torch, which takes seconds, and registers the operators
     from . import reference
     from .api import merge_states, paged_attention, write_kv

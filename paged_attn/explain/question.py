@@ -10,13 +10,13 @@ import torch
 from ..checks.axes import MAX_DIM
 from ..checks.kernel_tensors import CACHE_FOR, names
 from ..launching import gpus
+from ..launching.gpus import CEILINGS, Ceilings
 from ..launching.platform import HAS_TRITON, Device, device_of
 from ..planning.dialects import dialect
 from ..preparation.model import Lengths, Model, new_dtype, problem_of
 from ..preparation.score_mod_ref import named_by
 from ..records.formats import is_fp8
-from ..records.key_bounds import KeyBounds, key_bounds_of
-from .work import Ceilings, page_ids, visible_keys, visible_pairs
+from ..records.key_bounds import KeyBounds, key_bounds_of, page_ids, visible_keys, visible_pairs
 
 if TYPE_CHECKING:  # these modules need Triton
     from ..launching.scratch import Need
@@ -24,12 +24,7 @@ if TYPE_CHECKING:  # these modules need Triton
     from ..records.problem import Problem
     from .host_schedule import KnownBatch
 
-# Measured limits of GPUs of sm90, with CUDA's names: a read-only stream, and 8192^3 bfloat16 products, which reach 740
-# to 820 TFLOP/s depending on power.
-CEILINGS = {
-    "h200": ("NVIDIA H200", Ceilings(4.54e12, 770e12)),
-    "h100": ("NVIDIA H100 80GB HBM3", Ceilings(3.11e12, 816e12)),
-}
+
 TF32 = 1 / 6  # share of the 16-bit rate: a float32 product is three TF32 products, each at half of the rate
 FP8 = 2  # multiple of the 16-bit rate, where queries and weights are fp8, too
 

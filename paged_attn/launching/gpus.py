@@ -1,4 +1,4 @@
-"""GPUs by their usual names, for commands that plan or compile without a GPU."""
+"""GPUs by their usual names, for commands that plan or compile without a GPU; measured limits of some.  No torch."""
 
 from typing import NamedTuple
 
@@ -32,3 +32,18 @@ def named(text: str) -> GPU:
         known = ", ".join([*GPUS, *ARCHES])
         raise ValueError(f"a device must be one of {known}, or with its multiprocessors, like sm89:142, got {text!r}")
     return GPU(arch, int(count))
+
+
+class Ceilings(NamedTuple):
+    """Limits of a device, each measured alone."""
+
+    bytes_per_s: float  # of a read-only stream
+    flops_per_s: float  # of a large product of 16-bit matrices
+
+
+# Measured limits of GPUs of sm90, with CUDA's names: a read-only stream, and 8192^3 bfloat16 products, which reach 740
+# to 820 TFLOP/s depending on power.
+CEILINGS = {
+    "h200": ("NVIDIA H200", Ceilings(4.54e12, 770e12)),
+    "h100": ("NVIDIA H100 80GB HBM3", Ceilings(3.11e12, 816e12)),
+}

@@ -4,8 +4,7 @@ The folder imports torch, but no other module of this package, so that it shares
 What a new argument means goes here first: a mask into attention.py, a cache format into cache.py and scales.py.
 """
 
-from .attention import paged_attention
+from .attention import merge_states, paged_attention
 from .cache import write_kv
-from .states import merge_states
 
 __all__ = ["merge_states", "paged_attention", "write_kv"]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_attn.explain.work import Ceilings, page_ids, visible_pairs
+from paged_attn.launching.gpus import Ceilings
+from paged_attn.records.key_bounds import page_ids, visible_pairs
 from paged_attn.serving.scheduler import StepPart
 
 

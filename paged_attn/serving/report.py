@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
-from paged_attn.explain.work import Ceilings
+from paged_attn.launching.gpus import Ceilings
 from paged_attn.serving.demo import ServedStep, Sizes, Tolerance
 
 BLUE, ORANGE, GREEN, GREY = "#3b6fb6", "#e08a2e", "#3a8f5c", "#8a8a8a"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paged_attn.explain.work import Ceilings
+from paged_attn.launching.gpus import Ceilings
 from paged_attn.serving.demo import ServedStep, Sizes, Tolerance
 
 

@@ -16,9 +16,8 @@ import torch
 import paged_attn
 from paged_attn.explain import explain
 from paged_attn.explain.host_schedule import cut as cut_of
-from paged_attn.explain.work import page_ids, visible_keys, visible_pairs
 from paged_attn.planning import planner
-from paged_attn.records.key_bounds import KeyBounds
+from paged_attn.records.key_bounds import KeyBounds, page_ids, visible_keys, visible_pairs
 from tests.explain.asked import ask
 from tests.support.bad_input import refuses
 from tests.support.cases import BAD_PAGE, E4M3, Case, build, compare, run
