@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from . import compiled
+from . import ops
 from .arguments import table_parts
 from .calls.untraced import at_first_call
 from .checks.axes import ScaleLike
@@ -224,7 +224,7 @@ def paged_attention(
             raise ValueError(
                 "score_mod must be None inside torch.compile and torch.export: their graphs hold no functions"
             )
-        return compiled.paged_attention(
+        return ops.paged_attention(
             q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q,
             kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, shard=shard,
             page_starts=page_starts, k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal,
@@ -293,7 +293,7 @@ def write_kv(
     if others:
         refuse(write_kv, others)
     if torch.compiler.is_compiling():
-        return compiled.write_kv(k, v, k_cache, v_cache, slot_mapping, kv_layout, k_scale, v_scale, check)
+        return ops.write_kv(k, v, k_cache, v_cache, slot_mapping, kv_layout, k_scale, v_scale, check)
     write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, check)
 
 
@@ -326,5 +326,5 @@ def merge_states(
     if others:
         refuse(merge_states, others)
     if torch.compiler.is_compiling():
-        return compiled.merge_states(outs, lses, sinks)
+        return ops.merge_states(outs, lses, sinks)
     return merge(outs, lses, sinks)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn import api, compiled, ops, reference
+from paged_attn import api, ops, reference
 from paged_attn.arguments import (
     ARGUMENTS,
     BY_NAME,
@@ -141,20 +141,20 @@ def test_tracing_is_given_and_gives_every_argument(monkeypatch: pytest.MonkeyPat
     for name in INSTEAD:
         of_caller.pop(name)
         marked[name] = None
-    _, given = caught(compiled, "paged_attention", monkeypatch, lambda: api.paged_attention(**of_caller))
-    lacks("compiled.paged_attention, as api.py calls it,", given, {*BY_NAME} - {*absent})
+    _, given = caught(ops, "paged_attention", monkeypatch, lambda: api.paged_attention(**of_caller))
+    lacks("ops.paged_attention, as api.py calls it,", given, {*BY_NAME} - {*absent})
     for name, value in given.items():
         assert value is marked.get(name), f"api.py gives {value!r} for {name}"
     given |= {name: Marked(name) for name in INSTEAD}
     monkeypatch.undo()
-    monkeypatch.setattr(compiled, "check_options", lambda **given: lacks("check_options", given, set(options)))
-    monkeypatch.setattr(compiled, "boolean", lambda *_: None)
-    monkeypatch.setattr(compiled, "_scales", lambda given, q: lacks("_scales", given, of_kind(SCALE)) or given)
+    monkeypatch.setattr(ops, "check_options", lambda **given: lacks("check_options", given, set(options)))
+    monkeypatch.setattr(ops, "boolean", lambda *_: None)
+    monkeypatch.setattr(ops, "_scales", lambda given, q: lacks("_scales", given, of_kind(SCALE)) or given)
     options = [name for name in of_kind(OPTION) if name not in absent]
-    to_operator = functools.partial(compiled.paged_attention, **given)
+    to_operator = functools.partial(ops.paged_attention, **given)
     args, named = caught(torch.ops.paged_attn, "attention_lse", monkeypatch, to_operator)
     assert [getattr(x, "name", None) or "q" for x in args] == [*PLACES, "out"]
-    lacks("the operator, as compiled.py calls it,", named, {*given} - {*PLACES, "out", "return_lse"})
+    lacks("the operator, as ops.py calls it,", named, {*given} - {*PLACES, "out", "return_lse"})
     assert all(value.name == name for name, value in named.items())
 
 
