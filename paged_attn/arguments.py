@@ -221,6 +221,24 @@ REFUSED = (
         "window_size",
         "window_size must be (-1, -1) beside head_windows, got {window_size}",
     ),
+    # A call with a shard returns the result over the keys of one rank.  The result over all ranks is made later.
+    Refused(
+        "sinks",
+        "shard",
+        "sinks must be None with shard: give them to distributed.merge, where all ranks' keys are joined",
+    ),
+    Refused("gate", "shard", "gate must be None with shard: multiply what distributed.merge returns by it"),
+    Refused("out_scale", "shard", "out_scale must be None with shard: scale what distributed.merge returns"),
+    Refused(
+        "k_new",
+        "shard",
+        "k_new must be None with shard: write the call's own keys into the caches of their ranks first",
+    ),
+    Refused(
+        "batch_invariant",
+        "shard",
+        "batch_invariant must be False with shard: how keys are cut would depend on the ranks",
+    ),
 )
 # Options that Model has as a field of the same name and type; Model describes the other options in its own way.
 OF_MODELS = [x for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,) and x.check[:1] not in ((), ("choice",))]

@@ -132,8 +132,6 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     door.scale("out_scale", given.out_scale, "out", (q if out is None else out).dtype, axis=None)
     check_options(**options._asdict())
     _check_together(given, options)
-    if options.shard is not None:
-        _check_shard(given, options)
     return Axes(
         tokens,
         seqs,
@@ -146,24 +144,6 @@ def check_attention(given: Tensors, options: Options) -> Axes:
         sizes.get("x", 0),
         value_dim=sizes["value_dim"],
     )
-
-
-# What belongs to results over the keys of all ranks, by what takes it there.
-OF_ALL_RANKS = {
-    "sinks": "give them to distributed.merge, where all ranks' keys are joined",
-    "gate": "multiply what distributed.merge returns by it",
-    "out_scale": "scale what distributed.merge returns",
-    "k_new": "write the call's own keys into the caches of their ranks first",
-}
-
-
-def _check_shard(given: Tensors, options: Options) -> None:
-    """What a rank's own keys leave out, or leave to the merge."""
-    for name, instead in OF_ALL_RANKS.items():
-        if getattr(given, name) is not None:
-            raise ValueError(f"{name} must be None with shard: {instead}")
-    if options.batch_invariant:
-        raise ValueError("batch_invariant must be False with shard: how keys are cut would depend on the ranks")
 
 
 def _doubt(door: Door, max_seqlen_k: object) -> None:

@@ -223,6 +223,9 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     traced_with_a_score_mod,
     sharded(),  # sinks are given
     sharded(sinks=None, batch_invariant=True),
+    sharded(sinks=None, gate=torch.zeros(5, 6, 32, dtype=torch.bfloat16)),
+    sharded(sinks=None, out=torch.empty(5, 6, 32, dtype=torch.float8_e4m3fn), out_scale=1.0),
+    sharded(sinks=None, **{name: torch.zeros(5, 2, 32, dtype=torch.bfloat16) for name in ("k_new", "v_new")}),
     with_other_lengths,
     without_a_rank,
     forked,
