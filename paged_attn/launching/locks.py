@@ -1,8 +1,12 @@
-"""Locks that survive a fork: a forked child lacks the threads that held locks in its parent."""
+"""What forked children and other processes find whole: data under locks that survive a fork, and files.
+
+A forked child lacks the threads that held locks in its parent.
+"""
 
 import os
 import threading
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 _hook = getattr(os, "register_at_fork", lambda **_: None)  # where there is no fork there is no hook
 
@@ -26,3 +30,11 @@ def left_free() -> AbstractContextManager[bool]:
 # No thread launches while it holds FIRST: a launch may wait for a place in the queue, and only another thread's first
 # launch may empty the queue.
 FIRST = waited_for()
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file, and its folders: a process that reads meanwhile finds the whole new file, the old one, or none."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(f".{os.getpid()}")
+    new.write_text(text)
+    new.replace(file)

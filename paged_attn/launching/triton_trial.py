@@ -16,6 +16,7 @@ import torch
 import triton
 
 from . import platform, triton_version
+from .locks import write_whole
 
 SECONDS = 600  # limit of a trial; most of its time is compiling
 
@@ -67,13 +68,9 @@ def on_disk(arch: str) -> str | None:
 
 
 def _keep(arch: str, why: str) -> None:
-    """Write a verdict at once: a process that reads meanwhile finds a whole file or none."""
-    file = _file(arch)
+    """Write a verdict on disk."""
     with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps({"why": why}))
-        new.replace(file)
+        write_whole(_file(arch), json.dumps({"why": why}))
 
 
 def _ask(arch: str, index: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..launching import triton_version
+from ..launching.locks import write_whole
 from ..launching.platform import Device
 from .engine_steps import Padded, Served
 from .processes import read
@@ -53,14 +54,11 @@ def found(asked: Asked) -> int | None:
 
 
 def keep(asked: Asked, folders: Iterable[str]) -> None:
-    """Write the manifest at once: a process that reads meanwhile finds a whole file or none."""
+    """Write the manifest of a request whose kernels are in these folders."""
     text = json.dumps({"kernels": sorted(folders)})
     for file in map(_file, asked.names):
         with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            new = file.with_suffix(f".{os.getpid()}")
-            new.write_text(text)
-            new.replace(file)
+            write_whole(file, text)
 
 
 class Held(NamedTuple):
