@@ -25,8 +25,8 @@ from paged_attn.cli.printing import print_json, print_rows
 def explain(as_json: bool, **given: Any) -> None:
     """What the library does for a call: kernels, tiles, cuts, and the least bytes, operations and time it can cost.
 
-    Only lengths are known of what tensors hold: windows by head are all as --window says, sequences are all as --causal
-    says, and neither prefixes nor spans show a key.
+    Windows, chunks, causality and shards are counted exactly.  Contents of tensors other than lengths are unknown: the
+    line `assumed` tells what the counts take for granted, for example that qq_mask hides no key.
     """
     from paged_attn.explain.explain import explain as explained
     from paged_attn.explain.question import question_of

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from ..arguments import bound
 from ..calls.ways import scale_and_cap
 from ..launching.platform import ASKED, HAS_TRITON
 from ..planning.dialects import torch_dialect
-from ..preparation.model import Lengths, call_of
+from ..preparation.model import Lengths, Model, call_of
 from . import words
 from .question import Question, memory, operations
 
@@ -41,6 +42,8 @@ def _in_torch(question: Question) -> Iterator[tuple[str, str]]:
         + ", ".join(f"{name} {words.bytes_of(count)}" for name, count in moved.items()),
     )
     yield "operations", f"{words.operations_of(operations(question))} that count"
+    if assumed := words.assumed_of(question):
+        yield "assumed", assumed
 
 
 def _why(device: str) -> str:
@@ -56,11 +59,22 @@ def _ways(question: Question) -> list[str]:
     model, tokens = question.model, sum(question.query_lens)
     lengths = Lengths(question.ragged, len(question.seq_lens), tokens, question.max_seqlen_q, question.max_seqlen_k)
     given, options = bound(call_of(model, lengths))
-    told = {name: torch.zeros_like(x) for name, x in given._asdict().items() if name in READ and x is not None}
+    told = {
+        name: _assumed(x, READ[name](model)) for name, x in given._asdict().items() if name in READ and x is not None
+    }
     starts = torch.tensor([0, *question.query_lens]).cumsum(0) if question.ragged else None
     given = given._replace(**told | {"seq_lens": torch.tensor(question.seq_lens), "cu_seqlens_q": starts})
     return torch_dialect().ways(given, options, *scale_and_cap(options, model.head_dim))
 
 
-# tensors that plain torch reads on the host besides lengths: zeros here, which hide and show no keys
-READ = ("causal_seqs", "head_windows", "prefix_lens", "spans", "q_scale", "k_scale", "v_scale")
+def _assumed(like: torch.Tensor, value: Any) -> torch.Tensor:
+    """A tensor on the host, of the shape and dtype of `like`, with this value or these values along the last axis."""
+    return torch.tensor(value, dtype=like.dtype).expand(like.shape).contiguous()
+
+
+# Tensors that plain torch reads on the host besides lengths -> contents that words.ASSUMED describes.
+READ: dict[str, Callable[[Model], Any]] = {
+    "causal_seqs": lambda model: model.causal,
+    "head_windows": lambda model: model.window_size,
+    **dict.fromkeys(("prefix_lens", "spans", "q_scale", "k_scale", "v_scale"), lambda _: 0),
+}

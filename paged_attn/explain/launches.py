@@ -14,7 +14,7 @@ from ..records.plan import UNBOUNDED, Launch
 from ..records.problem import Problem
 from .host_schedule import CutSummary, cut
 from .question import Question, bytes_copied, bytes_exchanged, grids, memory, need_of, operations, seconds
-from .words import bytes_of, call_of, operations_of, shard_of, time_of
+from .words import assumed_of, bytes_of, call_of, operations_of, shard_of, time_of
 
 
 def explained(question: Question) -> Iterator[tuple[str, str]]:
@@ -58,6 +58,8 @@ def explained(question: Question) -> Iterator[tuple[str, str]]:
         "operations",
         f"{operations_of(useful)} that count, {share:.0%} of the {operations_of(done_in_tiles)} that whole tiles take",
     )
+    if assumed := assumed_of(question):
+        yield "assumed", assumed
     yield "at best", _least(question, sum(moved.values()), useful)
 
 

@@ -9,6 +9,18 @@ import torch
 from ..records.formats import is_fp8
 from .question import Question
 
+# What counts take for granted about arguments whose contents are unknown, by field of Model.
+ASSUMED = {
+    "head_windows": "every head has the window of --window",
+    "causal_seqs": "--causal or --not-causal holds for every sequence",
+    "prefix_lens": "prefix_lens show no key",
+    "spans": "spans show no key",
+    "query_positions": "positions are places",
+    "qq_bias": "qq_bias hides no key",
+    "qq_mask": "qq_mask hides no key",
+    "score_mod": "score_mod hides no key",
+}
+
 
 def queries(count: int) -> str:
     """A number of queries: "1 query", "2 queries"."""
@@ -35,6 +47,11 @@ def shard_of(question: Question) -> str:
     rank, world, stripe = question.shard or (0, 1, 1)
     own = sum(question.key_bounds.own_before(keys) for keys in question.seq_lens)
     return f"rank {rank} of {world} has {own} of {sum(question.seq_lens)} keys, in stripes of {stripe}"
+
+
+def assumed_of(question: Question) -> str:
+    """What counts of keys, pairs and tiles take for granted; "" if lengths and options decide them."""
+    return "; ".join(text for field, text in ASSUMED.items() if getattr(question.model, field))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from paged_attn.explain import question
+from paged_attn.arguments import ARGUMENTS
+from paged_attn.explain import explain, question, words
 from paged_attn.launching import triton_trial
 from paged_attn.planning import planner
 from paged_attn.records import problem
@@ -171,6 +173,40 @@ def test_this_machine_has_its_own_ceilings_if_they_are_known(
     assert gpu == question.gpu_named(None)
     assert question.gpu_named("sm90:114") == "h200"
     assert question.gpu_named("sm80") is None
+
+
+# options of the command that give each argument whose contents hide or show keys
+CONTENTS: dict[str, dict[str, Any]] = {
+    **{name: {name: True} for name in ("head_windows", "causal_seqs", "prefix_lens", "query_positions")},
+    **{name: {name: 2} for name in ("spans", "qq_bias", "qq_mask")},
+    "score_mod": dict(score_mod="tests.support.score_mods:softcap", score_mod_args="5.0"),
+}
+
+
+@pytest.mark.parametrize("device", ["sm90:132", "cpu"])
+@pytest.mark.parametrize("field", CONTENTS)
+def test_what_counts_take_for_granted_is_told(field: str, device: str) -> None:
+    """Contents of tensors are unknown, so the counts are the counts without the argument."""
+    call = dict(queries="300", keys="900", window=(200, -1), device=device)
+    plain, given = ask(**call), ask(**call, **CONTENTS[field])
+    assert question.operations(given) == question.operations(plain)
+    assert dict(explain.explain(given))["assumed"] == words.ASSUMED[field]
+    assert "assumed" not in dict(explain.explain(plain))
+
+
+@pytest.mark.parametrize("field", ["head_windows", "causal_seqs"])
+@pytest.mark.parametrize("options", [{}, dict(window=(50, -1)), dict(causal=False)], ids=str)
+def test_plain_torch_is_told_as_with_an_option_for_all(field: str, options: dict[str, Any]) -> None:
+    call = dict(device="cpu", queries="300", keys="900") | options
+    assert told(**call, **{field: True})["group 1"] == told(**call)["group 1"]
+
+
+def test_whatever_decides_who_sees_what_is_counted_or_told() -> None:
+    """Rows of the argument table that reach kernels as modifiers: options that are counted, contents that are told."""
+    counted = {"causal", "window_size", "chunk", "shard"}
+    of_no_key = {"clip_spans", "softcap", "alibi_slopes", "alibi_symmetric", "sinks", "score_mod_args"}
+    told = {x.name for x in ARGUMENTS if x.mods} - counted - of_no_key | {"score_mod"}
+    assert told == {*words.ASSUMED} == {*CONTENTS}
 
 
 def test_a_cpu_has_plain_torch_and_the_way_of_each_group() -> None:
