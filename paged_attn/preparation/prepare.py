@@ -176,7 +176,7 @@ def _check(model: Model) -> None:
             given = f"{kind(getattr(model, name))}: torch.bfloat16, for example"
             raise TypeError(f"{name} must be a torch.dtype, got {given}")
     choice("kv_layout", model.kv_layout, ("NHD", "HND", "x"))
-    choice("scales", model.scales, ("number", "tensor", "per_head"))
+    choice("scales", model.scales, ("number", "tensor", "per_head", "per_seq"))
     check_options(**{x.name: getattr(model, x.name) for x in OF_MODELS})
     if model.heads % model.kv_heads:
         given = f"{model.heads}: both of one device"

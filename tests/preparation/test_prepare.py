@@ -14,8 +14,10 @@ import torch
 import triton
 
 import paged_attn
+from paged_attn.cli.prepare_command import SCALES
+from paged_attn.launching.platform import Device
 from paged_attn.serving.batch import batch_of
-from tests.preparation.models import BF16
+from tests.preparation.models import BF16, E4M3
 from tests.preparation.traffic import SEQS, TOKENS, steps
 from tests.support import warm
 
@@ -54,6 +56,15 @@ def test_what_was_compiled_for_another_machine_is_found_on_disk(tmp_path: Path) 
     assert kernels == compiled > 3  # attention, a write of both caches, and one of each
     assert with_function > more > 0  # attention alone: writes know of no function
     assert prepare(1) == [[kernels, 0], [with_function, 0]]
+
+
+@pytest.mark.parametrize("scales", SCALES)
+def test_all_scales_of_the_command_are_taken(scales: str) -> None:
+    """Plain torch has no kernels, so arguments are checked and nothing is compiled."""
+    sizes: dict[str, Any] = dict(heads=2, kv_heads=1, head_dim=16, cache_dtype=E4M3, device=Device("cpu", 1))
+    assert paged_attn.prepare(**sizes, scales=scales).kernels == 0
+    with pytest.raises(ValueError, match="scales must be 'number'"):
+        paged_attn.prepare(**sizes, scales=scales + "s")
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------------------------
