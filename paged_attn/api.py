@@ -90,8 +90,8 @@ def paged_attention(
             without it, each sequence counts as if it had all indices.
         seq_lens: [seqs] int32 | int64; number of keys of each sequence, the call's own included.  0 or less: an empty
             sequence.  Values of page_table, seq_lens and cu_seqlens_q must fit 32 bits, whatever their dtype.  Without
-            causal there may be fewer keys than query tokens.  A checked call refuses a causal sequence of several query
-            tokens and fewer keys, unless its length is negative.
+            causal there may be fewer keys than query tokens.  A checked call refuses a sequence of several query tokens
+            and fewer keys if it is causal or the call has k_new, unless its length is negative.
         cu_seqlens_q: [seqs + 1] int32 | int64; sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1 of q.
             Rows from cu_seqlens_q[-1] on are padding; they give zeros.  None: one query token per sequence.
         kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
@@ -178,8 +178,8 @@ def paged_attention(
         return_lse: also return the log-sum-exp of each row: the natural logarithm of the softmax denominator, sinks
             included.  Two approximations on Hopper need return_lse = False:
 
-            - e4m3 queries over an e4m3 cache, in prefills: weights are e4m3, with coarse exponentials.  Results of
-              random data have a relative error (in norm) of 3.1% instead of 2.6%.
+            - e4m3 queries over an e4m3 cache, in prefills: exponentials are coarse.  Results of random data then have a
+              relative error (in norm) of 3.1%, and of 2.6% with return_lse, because weights are e4m3 in both cases.
             - bfloat16 queries over an e4m3 cache, if a sequence may have more than 64 rows: scores are accumulated in
               14 bits, off by about 2^-12 of the summands.
         only: "decode": compute only sequences of exactly one query token.  "prefill": only the others.  Other rows of
