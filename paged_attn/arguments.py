@@ -2,7 +2,7 @@
 
 The rows generate the records of a call, its memo key, the operators, most checks, and the options of the command.
 Signatures that people read are written by hand.  tests/arguments/test_arguments.py and test_arguments_told.py compare
-each signature with the rows, and name the arguments that it lacks.
+each signature with the rows, and name the arguments that the signature lacks.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ BY_NAME = {x.name: x for x in ARGUMENTS}
 
 
 class Refused(NamedTuple):
-    """Two arguments that a call may not both give other than by default."""
+    """Two arguments of which a call may give only one a value other than the default."""
 
     argument: str
     beside: str
@@ -297,10 +297,10 @@ def table_parts(given: Any) -> tuple[Any, Any]:
 
 
 def scales_tokens(q_scale: Any, q: Any) -> bool:
-    """Whether each token has its own.
+    """Whether q_scale has a number for each token.
 
-    fp8 queries may also be scaled by KV head: theirs are of [tokens, 1] or [tokens, kv_heads], and no row expanded.
-    Where there are as many sequences as tokens, rows are of tokens.
+    q_scale of fp8 queries may also be a descale, so it is by token only as [tokens, 1] or [tokens, kv_heads] with more
+    than one token and without an expanded first axis.  With as many sequences as tokens, rows are of tokens.
     """
     if q_scale is None or isinstance(q_scale, (int, float)) or q_scale.ndim == 0:
         return False

@@ -144,6 +144,7 @@ _register("merge_states(Tensor outs, Tensor lses, Tensor? sinks=None) -> (Tensor
 
 
 # ---- the public functions inside torch.compile and torch.export ----------------------------------
+
 # torch traces these functions, which call the operators above with their arguments prepared.  They refuse only errors
 # that an operator cannot see: types that a schema converts, and gradients.  Operators check everything else when the
 # compiled graph runs.

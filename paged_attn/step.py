@@ -204,7 +204,10 @@ def tree(parents: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, *, nodes: int 
 
 
 def _check_parents(parents: Tensor, index: Tensor, sequence: Tensor, nodes: Tensor) -> None:
-    """Each of the nodes, a token's number in its sequence, has a parent before itself, or none."""
+    """Check that the parent of each node is -1 or an earlier query of its sequence.
+
+    index: number of each query in its sequence [tokens].  nodes: whether a query is a node of a tree [tokens].
+    """
     for i in first_true(nodes & ((parents < -1) | (parents >= index))):
         which = f"parents[{i}] = {parents[i]} (sequence {sequence[i]}, query {index[i]})"
         raise ValueError(f"{which} must be -1 or the number of a query before its own")
@@ -220,18 +223,18 @@ def sequences_of(cu_seqlens_q: Tensor, tokens: int) -> tuple[Tensor, Tensor, Ten
 
 
 def on_host(*tensors: Tensor) -> bool:
-    """Whether what these hold can be looked at without waiting for a device, and is not only traced."""
+    """Whether the contents of these tensors can be read now: they are on the host, and no graph is traced."""
     return not torch.compiler.is_compiling() and not watched(*tensors) and all(x.device.type == "cpu" for x in tensors)
 
 
 def check_starts(cu_seqlens_q: Tensor | None, tokens: int | None = None) -> None:
-    """On the host: they ascend from 0 to at most `tokens`."""
+    """If they are on the host, check that cu_seqlens_q ascend from 0 to at most `tokens`."""
     if cu_seqlens_q is not None and on_host(cu_seqlens_q):
         query_lens(cu_seqlens_q.shape[0] - 1, tokens, cu_seqlens_q)
 
 
 def check_lengths(seq_lens: Tensor, cu_seqlens_q: Tensor, tokens: int) -> None:
-    """On the host: `check_starts`, and lengths count the tokens of their sequences."""
+    """If they are on the host, check cu_seqlens_q, and that seq_lens count the query tokens of their sequences."""
     check_starts(cu_seqlens_q, tokens)
     if on_host(seq_lens, cu_seqlens_q):
         query = cu_seqlens_q.long().diff()

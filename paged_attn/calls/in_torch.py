@@ -1,4 +1,4 @@
-"""Calls in plain torch: there are no launches, and a kept call knows only the places of its tensors."""
+"""Calls in plain torch: without launches, so a kept call knows only where its tensors stand among the arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors kernels can take: their dtypes; strided, with memory at an address, without a gradient."""
+"""Tensors that kernels can take: their dtypes, and checks for strides, memory at an address and no gradient."""
 
 from __future__ import annotations
 

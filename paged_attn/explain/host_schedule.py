@@ -44,12 +44,12 @@ class CountedBlock(NamedTuple):
     tokens: int
     siblings: int  # blocks of its sequence
     first_tile: int  # first tile that the sequence's queries see
-    tiles: int  # tiles that the sequence's queries see: the block's length on the line of units, unless padded
+    tiles: int  # tiles that the sequence's queries see: the block's length on the line of tiles, unless padded
     visited: int  # tiles that the block's own queries see
 
 
 class CutSummary(NamedTuple):
-    """All of a launch's work, counted once for all KV heads, except items and shares of a line.
+    """A launch's work for one KV head, except `parts` of a line or a counter, which are of all KV heads.
 
     Along a line of all heads, a block's cuts may differ between heads.  Then `pieces` and `rows` are averages.
     """
@@ -57,7 +57,7 @@ class CutSummary(NamedTuple):
     sequences: int
     blocks: int
     tiles: int  # visited
-    schedule: str  # "blocks": a program each | even "shares" of each head | a "line": of all heads | "counter": items
+    schedule: str  # a program per block: "blocks" | even shares of a head: "shares", of all heads: "line" | "counter"
     parts: int  # shares that have work, or items
     least: int  # tiles of the smallest share
     most: int  # tiles of the largest share, or of an item at most
@@ -83,7 +83,7 @@ def cut(launch: Launch, batch: KnownBatch) -> CutSummary:
 
 
 def blocks_of(launch: Launch, batch: KnownBatch) -> Iterator[CountedBlock]:
-    """The blocks that a launch serves, as they lie on the line of units."""
+    """Yield the blocks that a launch serves, in the order of the line of tiles."""
     shape, bounds = launch.shape, batch.key_bounds
     own = bounds.own_before  # keys of a shard have no new keys beside them, and no gap before these
     for query_len, seq_len in zip(batch.query_lens, batch.seq_lens):
@@ -132,7 +132,7 @@ def _counted(
 def _even_shares(
     launch: Launch, line: Sequence[CountedBlock], shares: int, slots: int
 ) -> tuple[int, int, int, list[tuple[CountedBlock, int]]]:
-    """(shares that have work, tiles of the smallest, tiles of the largest, (block, states)) for the line of units.
+    """(shares that have work, tiles of the smallest, tiles of the largest, (block, states)) for the line of tiles.
 
     shares: number for a KV head.  slots: states that a share may leave.
     """
@@ -174,7 +174,7 @@ def _whole_size(launch: Launch, line: Sequence[CountedBlock], shares: int) -> tu
 def _pieces(
     launch: Launch, blocks: Sequence[CountedBlock], lengths: Sequence[int], size: int, extra: int, slots: int
 ) -> Iterator[int]:
-    """Yield the states that each block leaves; shares have `size` units, the first `extra` shares one more."""
+    """Yield the states that each block leaves; shares have `size` tiles, the first `extra` shares one more."""
 
     def share_of(unit: int) -> int:
         larger = extra * (size + 1)

@@ -86,7 +86,7 @@ def memory(question: Question) -> dict[str, int]:
 
 
 def bytes_exchanged(question: Question) -> int:
-    """Bytes of states that a rank sends to all others, where each joins the results of some heads; as many come."""
+    """Bytes of states that a rank sends to the other ranks, and receives, if each rank joins some of the heads."""
     if question.shard is None:
         return 0
     _, world, _ = question.shard

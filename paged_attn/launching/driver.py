@@ -221,6 +221,7 @@ def _start() -> Callable[..., int]:
 
 
 # ---- the context of a thread ---------------------------------------------------------------------
+
 # The driver needs a context to load code or to encode a descriptor.  torch makes no context current for a thread that
 # stays on the first device.  Triton's launcher does so only at launch.
 

@@ -33,7 +33,7 @@ class Step(NamedTuple):
     options: dict[str, Any]
     need: scratch.Need | None = None  # sizes of STATES and COUNTERS from this step on; None: the room stays as it is
     room: int = 0  # number of the stream's room; steps that run at the same time have different rooms
-    own: tuple[torch.Tensor, ...] = ()  # first step only: meta tensors that a call's steps hand to each other
+    own: tuple[torch.Tensor, ...] = ()  # first step only: meta tensors of memory that all steps of the call share
 
 
 def own(likes: Sequence[torch.Tensor]) -> list[Any]:

@@ -129,7 +129,7 @@ _arenas: dict[torch.device, Arena] = {}
 
 
 def take(need: Need, device: torch.device, stream: int, number: int = 0) -> Room:
-    """Room for a launch on this stream of the device, which is the current one.
+    """Return the room of a launch on this stream of the current device.
 
     number: launches that run at the same time have different numbers.
     """
@@ -206,6 +206,7 @@ def _empty(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 # ---- kept memory ---------------------------------------------------------------------------------
+
 # Around a call, torch may take memory from a pool that must not be kept: a pool of the user, or the pool of a graph
 # that torch.compile warms up.  A pool applies to the calling thread (torch 2.13) or to the current stream (earlier
 # versions).  Modes of the calling thread may change how tensors are made.  So another thread allocates, on another

@@ -162,7 +162,7 @@ class _Address:
 
 
 class AtAddress:
-    """Makes a descriptor like one that is given, of memory at any address."""
+    """Makes copies of a descriptor for memory at other addresses."""
 
     def __init__(self, descriptor: Any) -> None:
         self.descriptor, self.slot = descriptor, descriptor.base.slot

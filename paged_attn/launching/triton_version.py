@@ -49,7 +49,7 @@ def older(version: str | None = None) -> bool:
 
 
 def in_words() -> str:
-    """The known versions, as messages name them."""
+    """The known versions as text: "3.6 to 3.9"."""
     return f"{'.'.join(map(str, KNOWN[0]))} to {'.'.join(map(str, KNOWN[-1]))}"
 
 

@@ -11,7 +11,7 @@ ROOM = Scratch(STATES, COUNTERS)  # Holes, filled with the stream's scratch memo
 
 
 class Call(NamedTuple):
-    """The tensors of a call; in kept calls a Hole of `launching.template` stands for each."""
+    """The tensors of a call.  In a kept call, a Hole (launching/template.py) stands for each tensor."""
 
     out: Rows
     lse: torch.Tensor | None
@@ -37,7 +37,7 @@ def scales(
 ) -> Scales:
     """Scales as kernels take them.  An absent scale is 1; a tensor of two axes has a row for each sequence, or one row.
 
-    by_token: rows of `query` belong to tokens instead.
+    by_token: `query` has a row for each token instead.
     """
     of_tokens: tuple[Any, Any, Any] = (None, None, None)
     if by_token:

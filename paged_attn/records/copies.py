@@ -22,15 +22,15 @@ class Copies(NamedTuple):
     """Two caches [seqs * pages, PAGE, kv_heads, dims] and a page table [seqs, pages]."""
 
     seqs: int
-    pages: int  # of a sequence
+    pages: int  # of each sequence
     shortest: int  # query tokens of sequences that are served
-    from_page: int  # slots of the pages from which keys are copied
+    from_page: int  # slots of a page of the call's cache
     kv_heads: int
     head_dim: int
     value_dim: int
     dtype: torch.dtype
     dependent: bool  # launches may begin before the one ahead has ended
-    stripes: Stripes | None  # of keys over ranks
+    stripes: Stripes | None  # how keys lie over ranks; None: each rank has all keys
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and page table as meta tensors."""
@@ -64,7 +64,7 @@ def copies_of(p: Problem) -> Copies:
 
 
 def over(p: Problem, copies: Copies) -> Problem:
-    """The call as launches behind the copy see it: only the place of keys and values differs."""
+    """The problem of the launches that read the copies: only the place of keys and values differs."""
     keys, values, _ = copies.tensors()
     return p._replace(
         page_size=PAGE,

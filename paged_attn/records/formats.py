@@ -11,17 +11,17 @@ def is_fp8(dtype: torch.dtype) -> bool:
 
 
 def page_of(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int]:
-    """(slots of a page, KV heads)."""
+    """(slots of a page, KV heads) of a cache."""
     slot, head = (3, 1) if k_cache.ndim == 5 else (1, 2) if kv_layout == "NHD" else (2, 1)
     return k_cache.shape[slot], k_cache.shape[head]
 
 
 def value_dim_of(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
-    """Dims of values, which are not the innermost axis of x-packed caches."""
+    """Dims of values: axis 2 of an x-packed v_cache, the last axis of others."""
     return v_cache.shape[2 if k_cache.ndim == 5 else 3]
 
 
-# Triton has cdiv and next_power_of_2, too, but for kernels also: they take 2 us a call, and a plan makes a dozen calls.
+# Triton's cdiv and next_power_of_2 take 2 us a call, because kernels use them, too.  A plan calls them a dozen times.
 
 
 def cdiv(x: int, y: int) -> int:

@@ -1,7 +1,6 @@
-"""Bounds on the keys that a query sees by its position: kernels/common/bounds.py for the host.
+"""Bounds on the keys that a query sees by its position, on the host; kernels/common/bounds.py is the device's form.
 
-Code that does not read lengths from the device uses this file: the planner, checks of page ids, counts of `explain`,
-and cuts of known batches.
+The planner, checks of page ids, and counts and cuts of `explain` use this file.
 """
 
 from __future__ import annotations
@@ -67,14 +66,14 @@ class KeyBounds(NamedTuple):
         return pos // (stripe * world) * stripe + at_most(at_least(rest, 0), stripe)
 
     def place_of(self, number: Position) -> Position:
-        """The position of this rank's key of a number; without a shard the number itself."""
+        """The position of this rank's key `number`, counted from 0; without a shard the number itself."""
         if self.shard is None:
             return number
         rank, world, stripe = self.shard
         return number // stripe * (stripe * world) + rank * stripe + number % stripe
 
     def most_own(self, keys: int) -> int:
-        """The most keys of a rank among so many consecutive ones; less than 0 stands for any number of keys."""
+        """The most keys that a rank has among `keys` consecutive positions.  keys < 0 means any number of keys."""
         if self.shard is None or keys < 0:
             return keys
         _, world, stripe = self.shard
@@ -91,9 +90,9 @@ def key_bounds_of(options: Any, positions: bool = False) -> KeyBounds:
 
 
 def visible_keys(query_len: int, seq_len: int, bounds: KeyBounds = CAUSAL) -> int:
-    """Number of keys that some query of a sequence sees, with a shard only keys of the rank.
+    """Number of keys that some query of a sequence sees, if queries are its last tokens and the last one sees the end.
 
-    Queries are the last tokens and see keys up to the last.
+    With a shard, only keys of the rank count.
     """
     if query_len <= 0 or seq_len <= 0:
         return 0

@@ -24,7 +24,7 @@ class Config(NamedTuple):
     least: int = 8  # tiles of a share, at least: smaller shares cost more to merge than they save
     pieces: int = 0  # a short block is cut into up to so many pieces, also of fewer tiles than `least`
     whole: int = 0  # blocks of up to so many keys are not cut, if blocks keep a quarter of the multiprocessors busy
-    enough: float = float("inf")  # with so many blocks per multiprocessor or more, no share is cut
+    enough: float = float("inf")  # from so many blocks per multiprocessor on, no block is cut
     boxes: bool = False  # full tiles are loaded by TMA, if pages are whole tiles
     pairs: bool = False  # fp8 keys and values are read two dims at a time
     registers: int | None = None  # per thread, at most
@@ -49,10 +49,10 @@ class Launch(NamedTuple):
 
     shape: Shape
     programs: int  # per KV head: blocks, or shares of all blocks' work; with a pipe, all programs
-    least: int  # tiles of a share, at least
+    least: int  # least tiles of a share
     slots: int  # scratch states of a share; with a pipe, of all programs
-    shortest: int  # query length that the launch serves, at least
-    longest: int  # and at most, inclusive
+    shortest: int  # least query tokens of a sequence that the launch serves, inclusive
+    longest: int  # most query tokens of such a sequence, inclusive
     block_tokens: int  # the most query tokens that a block can have
     config: Config
     dialect: str  # name of the dialect that has the kernel
@@ -76,6 +76,8 @@ class Launch(NamedTuple):
 
 
 class Plan(NamedTuple):
+    """The launches of a call, in order."""
+
     launches: tuple[Launch, ...]
     copies: Any = None  # Copies in whole pages, which the launches read in place of the cache; None: no copies
 

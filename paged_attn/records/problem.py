@@ -24,7 +24,7 @@ FAR_CAP = 64.0
 
 
 class Stripes(NamedTuple):
-    """How keys lie over ranks, whichever of them this is."""
+    """How keys lie over ranks; equal on all ranks."""
 
     WORLD: int  # ranks
     STRIPE: int  # consecutive positions that lie with one rank
@@ -40,8 +40,8 @@ class Problem(NamedTuple):
     head_dim: int
     page_size: int
     max_seqlen_q: int  # upper bounds, not readings
-    max_seqlen_k: int  # keys in the caches, as is the next: of a shard its own
-    window_left: int  # -1: none
+    max_seqlen_k: int  # with a shard, bound of this rank's keys
+    window_left: int  # most keys that a query sees before its position, with a shard of this rank; -1: all
     ragged: bool  # cu_seqlens_q given
     positive: bool  # the softmax scale is positive
     softcap: float  # 0: none
@@ -68,7 +68,7 @@ class Problem(NamedTuple):
     prefix: bool = False  # keys that stay visible behind a window
     spans: bool = False  # keys that some queries see before and behind them, perhaps beyond a window
     latent: bool = False  # values are the first dims of keys, in the same memory
-    stripes: Stripes | None = None  # of keys over ranks
+    stripes: Stripes | None = None  # None: no shard
     head_windows: bool = False  # each head has a window, whose width only the device knows
 
     @property

@@ -1,8 +1,8 @@
 """Attention over a paged cache, one sequence at a time, and attention over several sets of keys as over all.
 
 Any device; lengths are copied to the host, and nothing is checked.
-Shapes: T query tokens of one sequence, N keys that they see between them, H heads, G KV heads, D head_dim, of
-values and results value_dim.
+Shapes: T query tokens of one sequence, N keys that one of them may see, H query heads, G KV heads, D head_dim, or
+value_dim for values and results.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ def paged_attention(
     """What `paged_attn.paged_attention` must return; its docstring explains the arguments.
 
     `max_seqlen_q`, `max_seqlen_k`, `batch_invariant` and `check` cannot change a result and are ignored.
-    Without `out` the result is float64 and not rounded, and `out_scale` divides it without a clamp; rows that `only`
-    leaves out are 0.  With `out` it is written there, clamped for an fp8 type, and those rows keep what they held.
-    Caches of a `shard` hold the rank's own keys, one after another; positions and lengths are those of whole sequences.
-    `score_mod` is a function in torch here, of scores [heads, T, N] in float64, positions of queries [T, 1] and of keys
-    [1, N], heads [heads, 1, 1] and score_mod_args; it returns the new scores.
+    Without `out` the result is float64 and not rounded, and `out_scale` divides it without a clamp.  Rows that `only`
+    leaves out are then 0.  With `out` the result is written to `out`, clamped for an fp8 type, and rows that `only`
+    leaves out keep their contents.
+    Caches of a `shard` hold the rank's own keys, one after another.  Positions and lengths count whole sequences.
+    `score_mod` is a function in torch here.  Its arguments are scores [H, T, N] float64, positions of queries [T, 1]
+    and of keys [1, N], heads [H, 1, 1], and score_mod_args.  It returns the new scores.
     Returns: out [tokens, heads, value_dim], and with `return_lse` also lse [tokens, heads] in float64, which is -inf
     for padding and for rows left out.
     """
@@ -166,7 +167,7 @@ def paged_attention(
 
 
 def _sides(window_size: tuple[int, int] | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys that heads see before and after a query's position, each [heads, 1, 1], or [1, 1, 1] of all."""
+    """Return (left, right) of windows, each [H, 1, 1], or [1, 1, 1] for one window of all heads; -1: all keys."""
     windows = torch.as_tensor(window_size, device=like.device).long().view(-1, 2, 1, 1)
     return windows[:, 0], windows[:, 1]
 
@@ -186,7 +187,10 @@ def _bias(qq_bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _bits(qq_mask: Tensor, key: Tensor) -> Tensor:
-    """Whether the bits of queries [T, words] show them keys [N], counted from the first of the call; others they do."""
+    """Whether masks [T, words] show keys [N] to queries, as bool [T, N].  Keys without a bit are shown.
+
+    Keys count from the first of the call's own keys, so keys before these are negative.
+    """
     inside = (key >= 0) & (key < 32 * qq_mask.shape[1])
     at = key.clamp(0, max(0, 32 * qq_mask.shape[1] - 1))
     words = qq_mask.long()[:, at // 32] if qq_mask.shape[1] else qq_mask.new_zeros(len(qq_mask), len(key))
@@ -194,7 +198,7 @@ def _bits(qq_mask: Tensor, key: Tensor) -> Tensor:
 
 
 def _attend(scores: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Softmax of scores [H, T, N] over values [N, G, D], the sink one more key of value 0: [T, H, D], lse [T, H]."""
+    """Return (out [T, H, D], lse [T, H]) of scores [H, T, N] and values [N, G, D]; a sink is a key of value 0."""
     sink = scores.new_full((*scores.shape[:2], 1), -torch.inf)
     if sinks is not None:
         sink = sink.copy_(sinks[:, None, None])
@@ -207,9 +211,9 @@ def _attend(scores: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Te
 def merge_states(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """What `paged_attn.merge_states` must return, in float64.
 
-    outs [n, tokens, heads, head_dim] and lses [n, tokens, heads] are attention over n sets of keys, the result is
-    attention over all.  A part with lse = -inf holds no key, whatever its out says.  One with inf has a sink of
-    infinity, which takes all weight and has value 0.  sinks [heads] are one more part, of value 0, counted once.
+    outs [n, tokens, heads, head_dim] and lses [n, tokens, heads] are attention over n sets of keys; the result is
+    attention over their union.  A set with lse = -inf has no key, and its out may hold anything.  A set with lse = inf
+    has a sink of infinity, which takes all weight and has value 0.  sinks [heads] are one more set, of value 0.
     """
     outs, lses = outs.double(), lses.double()
     if sinks is not None:
@@ -223,8 +227,9 @@ def merge_states(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tup
 def softmax(scores: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """(weights, logarithm of the denominator) along an axis.
 
-    Weights are divided by their sum: beside a score of 1e30 the logarithm of a sum of two is lost.  One of infinity has
-    all the weight there is, and shows it in the logarithm alone: itself, and where all are minus infinity, none weighs.
+    Weights are divided by their sum and not computed from the logarithm, because 1e30 + log(2) is 1e30.  A score of
+    infinity takes all weight, but stands for a sink: all weights are 0, and the logarithm is infinity.  If all scores
+    are minus infinity, all weights are 0, and the logarithm is minus infinity.
     """
     top = scores.amax(dim, keepdim=True)
     weights = torch.where(scores.isinf(), 0.0, torch.exp(scores - top.masked_fill(top == -torch.inf, 0.0)))

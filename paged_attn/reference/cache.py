@@ -1,4 +1,4 @@
-"""The cache: keys and values of some positions, and what is written there."""
+"""Reads of keys and values from a paged cache, and writes into it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def write_kv(
 ) -> None:
     """What `paged_attn.write_kv` must leave in the caches.
 
-    Token t of k, v goes to slot_mapping[t] = page * page_size + slot, or nowhere if that is negative.  Where v is None
-    values lie in keys: these are all there is to write.
+    Token t of k and v goes to slot_mapping[t] = page * page_size + slot, or nowhere if slot_mapping[t] is negative.  If
+    v is None, values are the first dims of keys, and writing the keys writes them.
     """
     page_size = k_cache.shape[3 if k_cache.dim() == 5 else 2 if kv_layout == "HND" else 1]
     keep = slot_mapping >= 0
@@ -44,7 +44,7 @@ def write_kv(
 
 
 def pages_of_seq(page_table: Tensor | Sequence[Tensor], seq: int) -> Tensor:
-    """Pages of one sequence, of a tensor or of (indptr, indices)."""
+    """Page ids of one sequence, from a dense page table or from (indptr, indices)."""
     if isinstance(page_table, Tensor):
         return page_table[seq]
     indptr, indices = page_table
@@ -52,7 +52,7 @@ def pages_of_seq(page_table: Tensor | Sequence[Tensor], seq: int) -> Tensor:
 
 
 def own_number(pos: Tensor, shard: tuple[int, int, int] | None) -> Tensor:
-    """Numbers of a rank's keys at its own positions [N]: how many of its keys come before each."""
+    """For positions [N] of a rank's own keys: how many of the rank's keys come before each."""
     if shard is None:
         return pos
     _, world, stripe = shard
@@ -60,7 +60,7 @@ def own_number(pos: Tensor, shard: tuple[int, int, int] | None) -> Tensor:
 
 
 def gather(k_cache: Tensor, v_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str) -> tuple[Tensor, Tensor]:
-    """Keys and values [N, G, D] of some positions [N] of one sequence; no other slot is touched."""
+    """Keys and values [N, G, D] at positions [N] of one sequence, as float64; no other slot is read."""
     page_size = v_cache.shape[3] if k_cache.dim() == 5 else k_cache.shape[2 if kv_layout == "HND" else 1]
     page, slot = pages[pos // page_size].long(), pos % page_size
     if k_cache.dim() == 5:  # K [pages, G, D // x, page_size, x], V [pages, G, D, page_size]

@@ -9,21 +9,21 @@ Scale = float | Tensor | None
 
 
 def per_kv_head(scale: Scale, num_kv_heads: int, like: Tensor) -> Tensor:
-    """A scale, None, a float, [], [1], [kv_heads] or [1, kv_heads], as float64 [kv_heads]."""
+    """Return a scale as float64 [kv_heads]: None (1), a float, or a tensor [], [1], [kv_heads] or [1, kv_heads]."""
     return per_seq(scale, 1, num_kv_heads, like)[0]
 
 
 def per_seq(scale: Scale, seqs: int, num_kv_heads: int, like: Tensor) -> Tensor:
-    """A scale as `per_kv_head` takes it, or of [seqs, kv_heads], as float64 [seqs, kv_heads]."""
+    """Return a scale as float64 [seqs, kv_heads]: as `per_kv_head` takes it, or [seqs, kv_heads]."""
     value = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float64, device=like.device)
     return value.expand(seqs, num_kv_heads)
 
 
 def per_token(q_scale: Scale, starts: list[int], num_kv_heads: int, q: Tensor) -> Tensor:
-    """float64 [tokens, kv_heads] of a scale of fp8 queries as others are, or of [tokens], [tokens, 1 or kv_heads].
+    """Return q_scale as float64 [tokens, kv_heads]: as `per_seq` takes it, or with a row for each token.
 
-    [kv_heads] belongs to fp8 queries and [tokens] to others; rows are of tokens where there are as many sequences.
-    Queries of sequence s are starts[s] ... starts[s + 1] - 1; padding has a scale of 1.
+    Rows of tokens are [tokens, 1] or [tokens, kv_heads], and [tokens] for queries that are not fp8.  With as many
+    sequences as tokens, rows are of tokens.  Sequence s has queries starts[s] to starts[s + 1] - 1; padding gets 1.
     """
     tokens = len(q)
     if isinstance(q_scale, Tensor):
