@@ -43,7 +43,7 @@ RULES: dict[str, Callable[..., None]] = {
 }
 # Dtypes by their name in the table's rows.  Another name, "beside scores", depends on q: kernel_tensors.BIAS_FOR.
 KINDS = {"integer": INTEGER, "int32": INT32, "bool": BOOL, "float32": FLOAT32}
-OF_SEQS = {"qq_bias", "alibi_slopes"}  # one for all sequences, or one for each
+OF_SEQS = {"qq_bias", "alibi_slopes"}  # may have a first axis of sequences
 # Arguments that may share no memory with out, in the order of errors.  q may be out itself.
 APART = [name for name in Tensors._fields if name not in ("q", "out", "score_mod_args")]
 

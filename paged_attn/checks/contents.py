@@ -138,7 +138,7 @@ def _most_to_the_left(windows: Tensor) -> int:
 def _begin_of_spans(spans: Tensor, context: Tensor, live: Tensor) -> Tensor:
     """Check spans; returns the first key [seqs] that spans show to the first query of each sequence.
 
-    The first query's own place, where no span holds it.
+    If no span contains the first query, the result is the query's own place.
     """
     begin, past = spans.unbind(2)
     wrong = live[:, None] & ((begin < 0) | (past < begin)) & ~((begin == -1) & (past == -1))
@@ -162,7 +162,10 @@ def _check_token_scales(scale: Tensor, query: Tensor, live: Tensor) -> None:
 
 
 def check_own_keys(length: Tensor, query: Tensor, own: Tensor) -> None:
-    """Check sequences whose queries are among their keys; one token, or a negative length, may be padding."""
+    """Check that sequences have as many keys as query tokens or more; all arguments are [seqs].
+
+    own: sequences whose queries are among their keys.  One token, or a negative length, may be padding.
+    """
     for i in first_true(own & (length >= 0) & (length < query) & (query > 1)):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but sequence {i} has {query[i]} query tokens, which count too")
 

@@ -34,7 +34,7 @@ def unboxed(value: Any) -> Any:
 
 
 def integer(name: str, value: Any, least: int, wanted: str = "None or an int") -> None:
-    """Check an int in [least, 2^31); a bool is none.  None is valid unless `wanted` is "an int"."""
+    """Check an int in [least, 2^31); a bool is refused.  None is valid unless `wanted` is "an int"."""
     value = unboxed(value)
     if value is None and wanted != "an int":
         return
@@ -79,14 +79,14 @@ def refused(name: str, wanted: str, given: object) -> ValueError:
 
 
 def boolean(name: str, value: Any, wanted: str = "True or False") -> None:
-    """Check a bool; 0 and 1 are none."""
+    """Check a bool; 0 and 1 are refused."""
     value = unboxed(value)
     if value is not True and value is not False:
         raise TypeError(f"{name} must be {wanted}, got {_converted(name, value, 'bool')}")
 
 
 def number(name: str, value: Any, wanted: str, least: float = -HUGE) -> None:
-    """Check a number in [least, largest float32]; a bool is none."""
+    """Check a number in [least, largest float32]; a bool is refused."""
     value = unboxed(value)
     if not isinstance(value, (float, int)) or value is True or value is False:
         raise TypeError(f"{name} must be {wanted}, got {_converted(name, value, 'float')}")

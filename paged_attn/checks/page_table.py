@@ -51,7 +51,10 @@ def admit_ragged(door: Door, indptr: Any, indices: Any) -> None:
 def check_ragged(
     axes: Axes, indices: Tensor, starts: Tensor, length: Tensor, first: Tensor, end: Tensor, live: Tensor
 ) -> None:
-    """Check that rows of live sequences lie within `indices`, and name pages of the cache for keys [first, end)."""
+    """Check that rows of live sequences lie within `indices`, and name pages of the cache for keys [first, end).
+
+    starts: indptr [seqs + 1].  length, first, end and live: [seqs]; keys count as they lie in the caches.
+    """
     ids, bounds, count = indices.cpu(), starts.cpu().long(), axes.max_pages
     begin, past = bounds[:-1], bounds[1:]
     check_row_bounds(bounds, count, live)
@@ -71,7 +74,7 @@ def check_ragged(
 
 
 def check_row_bounds(bounds: Tensor, count: int, live: Tensor | bool = True) -> None:
-    """Rows of live sequences, between these bounds [seqs + 1], lie one behind the other within so many indices."""
+    """Check that `bounds` [seqs + 1] of a ragged table's rows ascend within [0, count], for live sequences."""
     begin, past = bounds[:-1], bounds[1:]
     for i in first_true(live & ((begin < 0) | (past < begin) | (past > count))):
         row = f"indptr[{i}] = {begin[i]} and indptr[{i + 1}] = {past[i]}"

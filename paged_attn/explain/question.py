@@ -170,7 +170,7 @@ def question_of(
 ) -> Question:
     """The call that the options of `paged-attn explain` describe; raises ValueError where it could not be made.
 
-    A shard is asked about as distributed.paged_attention calls it: float32 results, with log-sum-exps.
+    With a shard, the call is the one that distributed.paged_attention makes: float32 results, with log-sum-exps.
     options: fields of a Model, by their names.
     """
     query_lens, seq_lens, shard = lengths(queries, "queries"), lengths(keys, "keys"), options["shard"]

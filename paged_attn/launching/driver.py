@@ -54,10 +54,10 @@ class LaunchConfig(ctypes.Structure):
 
 
 class Places(dict[int, tuple[int, Any]]):
-    """Address of memory -> where the bytes of its descriptor lie, and the Triton object that ends with these bytes."""
+    """Address of a tensor -> (address of its TMA descriptor, the Triton object that ends with the descriptor)."""
 
-    everyones: ClassVar[weakref.WeakSet["Places"]] = weakref.WeakSet()
-    encodings: ClassVar[int] = 0  # descriptors made since all were forgotten
+    everyones: ClassVar[weakref.WeakSet["Places"]] = weakref.WeakSet()  # of all launches, to clear them together
+    encodings: ClassVar[int] = 0  # descriptors made since all dicts were cleared
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__, __ne__ = object.__eq__, object.__ne__  # by identity, not by contents
 

@@ -18,7 +18,8 @@ from .locks import FIRST
 from .platform import INTERPRET, current, interpreting
 from .template import STREAM, Descriptors, Hole, Placed, caller, fill, filler
 
-STATES, COUNTERS = Hole(-3), Hole(-2)  # scratch, between a call's tensors, memory of its own, and STREAM
+# Addresses of a launch are, in order: a call's tensors, the call's own memory, STATES, COUNTERS, STREAM.
+STATES, COUNTERS = Hole(-3), Hole(-2)
 KEEPS = not INTERPRET
 # torch.cuda's own functions first ask whether CUDA is initialised.  A tensor on the device implies that.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)

@@ -37,7 +37,7 @@ MAX_STATES_PER_ROOM = MAX_STATES_PER_DEVICE // 2  # float32 elements of one call
 class Need(NamedTuple):
     """Numbers of elements of scratch memory that a launch needs."""
 
-    states: int  # float32, including cuts, which are int32
+    states: int  # float32; the int32 numbers that tell how blocks are cut count, too
     counters: int  # int32, zero between launches
     two: bool = False  # two launches share the states: the second reads what the first has written
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Written(NamedTuple):
-    """The fields of a model that something here asks for."""
+    """The fields of a model that this folder reads."""
 
     heads: int
     kv_heads: int
@@ -239,7 +239,8 @@ def new_dtype(model: Model) -> torch.dtype:
 def spread(most: int, past: int = 0, steps: int = 2) -> list[int]:
     """Sizes 1, 2, 3, 4, 6, 8, 12 ... most, ascending: powers of two, and sizes at which planners decide otherwise.
 
-    past: powers up to this one bring their neighbours, power - 1 and power + 1.  steps: from one power to the next.
+    past: powers up to this one bring their neighbours, power - 1 and power + 1.  steps: number of sizes from one power
+    to the next.
     """
     powers = [1 << power for power in range(most.bit_length())]
     sizes = {size for power in powers if power <= past for size in (power - 1, power + 1) if size > 0}

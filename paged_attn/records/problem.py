@@ -53,12 +53,12 @@ class Problem(NamedTuple):
     cache: torch.dtype
     packed: bool  # x-packed
     pairable: bool  # all keys are fp8, and can be read two dims at a time
-    boxable: bool  # the copy engine can read the caches
+    boxable: bool  # TMA can read the caches
     rows_per_page: int  # slot strides from page to page, x-packed 1, if boxes of several slots can be cut out; else 0
     adjacent: bool  # a slot's KV heads lie side by side, in both caches
-    query_box: bool  # the copy engine can read the queries
+    query_box: bool  # TMA can read the queries
     new: bool  # keys outside the cache
-    new_box: bool  # the copy engine can read keys outside the cache, which have the cache's dtype
+    new_box: bool  # TMA can read keys outside the cache, and they have the cache's dtype
     lse: bool  # log-sum-exps are asked for
     batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
     device: Device
