@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 
 class GPU(NamedTuple):
-    """What the planner may know of a GPU: the fields of platform.Device."""
+    """What the planner may know of a GPU.  platform.Device has the same fields for any device."""
 
-    arch: str
+    arch: str  # "sm90", "gfx942"
     multiprocessors: int
 
 

@@ -13,10 +13,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .gpus import GPU
 from .locks import FIRST
 
 if TYPE_CHECKING:
@@ -27,11 +28,14 @@ DIALECTS = ("torch", "interpreter")  # values of PAGED_ATTN_DIALECT
 YES = ("1", "true", "yes", "on", "y")  # values that Triton takes for true
 
 
-class Device(NamedTuple):
-    """What the planner may know of a device."""
+class Device(GPU):
+    """What the planner may know of a device.
 
-    arch: str  # "sm90", "gfx942", "interpreter"; in plain torch, torch's device type, like "cpu" or "mps"
-    multiprocessors: int  # in plain torch, threads
+    arch may also be "interpreter" or, in plain torch, torch's device type, like "cpu" or "mps".  multiprocessors counts
+    threads in plain torch.
+    """
+
+    __slots__ = ()
 
     @property
     def in_torch(self) -> bool:
