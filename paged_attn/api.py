@@ -69,9 +69,9 @@ def paged_attention(
 
         out[t, h] = sum_j softmax_j(modify(scale * <q[t, h], k[j]>)) * v[j]   over the keys j that query t may see.
 
-    Key j of a sequence has position j.  Query i of the sequence has position context_len + i, where
-    context_len = seq_len - query_len; query_positions changes this.  modify applies softcap, ALiBi, query-query bias
-    and score_mod, in this order.
+    Key j of a sequence has place j.  Query i of the sequence has place context_len + i, where
+    context_len = seq_len - query_len.  Positions are places, unless query_positions are given.  modify applies softcap,
+    ALiBi, query-query bias and score_mod, in this order.
 
     Args:
         q: [tokens, heads, head_dim] float16 | bfloat16 | float32 | float8_e4m3fn | float8_e5m2; last axis contiguous.
@@ -82,7 +82,7 @@ def paged_attention(
         v_cache: as k_cache, with a last axis value_dim of 1 to 512.  Beside x-packed keys
             [pages, kv_heads, value_dim, page_size].  The view k_cache[..., :value_dim] means that the first dims of
             keys are the values (multi-head latent attention).  Both are then read once, and head_dim is up to 576.
-        page_table: [seqs, max_pages] int32 | int64; entry p of a row is the page of positions p * page_size to
+        page_table: [seqs, max_pages] int32 | int64; entry p of a row is the page of keys p * page_size to
             (p + 1) * page_size - 1.  Entries past the last key may hold anything.  So may entries wholly before the
             window of every query.
             Ragged: (indptr [seqs + 1], indices), int32 | int64 each, any strides; row s is
@@ -99,8 +99,8 @@ def paged_attention(
             its extra rows are not computed and may be uninitialised.  Checked calls find this.
         max_seqlen_k: upper bound of seq_lens, on the host; saves work.  Checked calls find longer sequences.
         shard: (rank, world, stripe): keys over ranks.  The caches and page_table belong to this rank: they hold
-            the keys at positions p with p // stripe % world == rank, one after another, without gaps.  Everything else
-            counts positions of whole sequences and is alike on all ranks: seq_lens, cu_seqlens_q, max_seqlen_k, masks
+            the keys at places p with p // stripe % world == rank, one after another, without gaps.  Everything else
+            counts places of whole sequences and is alike on all ranks: seq_lens, cu_seqlens_q, max_seqlen_k, masks
             and biases.  The result is the attention over the rank's own keys.  distributed.merge or merge_states joins
             it with the results of other ranks: pass return_lse = True and a float32 out.  A query that sees no own key
             gives exactly 0 and minus infinity.  Not with k_new, sinks, gate, out_scale or batch_invariant.  All ranks
@@ -147,8 +147,8 @@ def paged_attention(
             32 * words on are not masked.  paged_attn.tree makes the mask from trees of drafts.  For trees it is faster
             than qq_bias: one word holds 32 nodes.
         query_positions: [tokens] int32 | int64; position of query i, and of the call's own key i (key context_len + i
-            of the sequence).  At least context_len, at most context_len + i, which is its place.  The window and ALiBi
-            compare positions; causal, spans, qq_bias and qq_mask compare places.  In a tree of drafts, a node's
+            of the sequence).  At least context_len, at most the query's place.  The window and ALiBi compare
+            positions; causal, spans, qq_bias and qq_mask compare places.  In a tree of drafts, a node's
             position is context_len + its depth.  Without positions, windows and ALiBi count every earlier node as an
             ancestor.  With a window, every query of a sequence reads from the first key that position context_len may
             see, which is slow for long prefills.  Padding may hold anything.  None: positions are places.
@@ -189,8 +189,8 @@ def paged_attention(
             for the same keys and options.  With qq_bias or causal=False, chunks themselves change what a query sees.
             Not with k_new, because tiles would depend on where the cache ends.
         check: True: first verify what only the device knows (page ids, lengths), with a host sync.  None: as the
-            environment variable PAGED_ATTN_CHECK said at the first call.  Unset, it is 1 in
-            plain torch and in the interpreter, else 0.
+            environment variable PAGED_ATTN_CHECK said at the first call.  If the variable is unset, calls are checked
+            in plain torch and in the interpreter only.
 
     Returns:
         [tokens, heads, value_dim] in the dtype of q, or in that of out.  With return_lse also [tokens, heads] float32.
