@@ -24,7 +24,7 @@ NO_PAGE = 2**31 - 1
 
 @dataclass(frozen=True)
 class Case:
-    """A ragged batch: sequence i has query_lens[i] tokens, the last of seq_lens[i]."""
+    """A ragged batch: sequence i has seq_lens[i] tokens, of which the last query_lens[i] are queries."""
 
     name: str
     query_lens: list[int]

@@ -157,7 +157,7 @@ def _while_no_gradient(matches: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _wants_gradient(tensors: tuple[Any, ...]) -> bool:
-    """Whether a call asks for a gradient, which is an error, so that it has no signature."""
+    """Whether a call asks for a gradient.  The checks refuse the call, so it has no signature."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 

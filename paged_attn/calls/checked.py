@@ -10,7 +10,7 @@ from ..launching.platform import INTERPRET, Device
 
 
 class InTorch(Protocol):
-    """A device or a kept call, with the fact whether plain torch serves it."""
+    """A device or a kept call; both know whether plain torch serves it."""
 
     @property
     def in_torch(self) -> bool: ...
@@ -22,7 +22,7 @@ def said() -> str:
 
 
 def asked() -> bool:
-    """Whether all calls are checked.  By default only in the interpreter, which crashes on foreign memory."""
+    """Whether all calls are checked.  By default only in the interpreter, which crashes on reads outside of tensors."""
     return said() in ("1", "true", "yes", "on") if said() else INTERPRET
 
 
@@ -31,7 +31,7 @@ IN_TORCH = ALWAYS or not said()  # the default in plain torch, where checks read
 
 
 def by_default(run: InTorch) -> bool:
-    """Whether calls with check=None are checked, on a device or like a kept call."""
+    """Whether a call with check=None is checked.  run: the device of the call, or the kept call."""
     return ALWAYS or (IN_TORCH and run.in_torch)
 
 

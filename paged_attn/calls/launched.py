@@ -51,7 +51,7 @@ def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
 def _head_windows(windows: Any, options: Options, apart: bool) -> dict[str, Any]:
     """Fields of Modifiers for windows by head.  apart: query_positions are given.
 
-    If queries are causal or have positions, `right` of a window shows no further slots.
+    If queries are causal or have positions, `right` of a window shows no further places.
     """
     if windows is None:
         return {}
@@ -128,7 +128,7 @@ def write_of(given: tuple[Any, ...], kv_layout: str, part: str | None, axes: Axe
 
 
 def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device: Device) -> Step:
-    """A launch with a program for each token and each group of heads with some 2048 elements."""
+    """The launch of write_kv_kernel: a program writes one token and as many KV heads as have about 2048 elements."""
     k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
     dim, value_padded = (max(16, next_power_of_2(x)) for x in (axes.head_dim, axes.value_dim or 1))
     block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // max(dim, value_padded)))

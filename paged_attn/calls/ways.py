@@ -34,7 +34,7 @@ def way_of(device: Device) -> Any:
 
 
 def scale_and_cap(options: Options, head_dim: int) -> tuple[float, float | None]:
-    """The softmax scale, and the softcap if there is one, as float32 numbers whose ratio is finite."""
+    """Return (softmax scale, softcap or None): float32 numbers whose ratio is finite."""
     scale = head_dim**-0.5 if options.softmax_scale is None else float(options.softmax_scale)
     if abs(scale) < TINY:
         scale = 0.0  # all scores are 0 either way

@@ -27,7 +27,7 @@ ScaleLike = float | Tensor | None
 
 
 def values_apart(v_cache: Any) -> ValueError:
-    """Return the error of a v_cache that is to be written with its keys and does not lie in these."""
+    """The error of write_kv with v = None for a v_cache that is not the view k_cache[..., :value_dim]."""
     given = f"{list(v_cache.shape) if isinstance(v_cache, Tensor) else kind(v_cache)}: pass v, too"
     return ValueError(f"v_cache must be None, or k_cache[..., :value_dim], with v = None, got {given}")
 
@@ -213,8 +213,8 @@ class Door:
     ) -> None:
         """Check a scale: required for an fp8 tensor, refused for another.
 
-        of, dtype: the tensor that is scaled.  axis: the axis that may have one number each; None: one number only.
-        more: further shapes, for the error.
+        of, dtype: the tensor that is scaled.  axis: name of the axis along which the scale may differ; None: one number
+        only.  more: further shapes, for the error.
         """
         if value is None:
             if dtype in FP8:

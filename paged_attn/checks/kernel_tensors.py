@@ -16,7 +16,7 @@ INTEGER = (torch.int32, torch.int64)
 BOOL = (torch.bool,)
 INT32 = (torch.int32,)
 SAME = {dtype: (dtype,) for dtype in QUERY}
-# by q's dtype: dtypes of the caches, and of sinks, qq_bias and gate
+# By the dtype of q: dtypes of the caches (CACHE_FOR); of sinks, qq_bias and gate (BIAS_FOR).
 CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
 BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
 
@@ -27,7 +27,7 @@ NO_DISPATCH = Tensor.__torch_dispatch__
 
 
 def names(dtypes: tuple[torch.dtype, ...]) -> str:
-    """float16 | bfloat16."""
+    """Names of dtypes as text: "float16 | bfloat16"."""
     return " | ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 

@@ -19,7 +19,7 @@ LEAST = 16  # nearly all engines have pages of at least 16 tokens; nearly all mo
 
 
 def reading(kv_layout: str, shape: Sequence[int], fits: bool) -> str:
-    """How a 4-D cache was read.  fits: the other layout would fit the call, which the text then adds."""
+    """Text: how a 4-D cache was read.  fits: the other layout would fit the call, and the text says so."""
     read = f"k_cache was read as {kv_layout}: [{', '.join(LAYOUTS[kv_layout])}] = {list(shape)}"
     return read + f", and would fit as kv_layout={OTHER[kv_layout]!r}" * fits
 

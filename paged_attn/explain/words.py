@@ -43,7 +43,7 @@ def call_of(question: Question) -> str:
 
 
 def shard_of(question: Question) -> str:
-    """Keys of a rank among those of the batch."""
+    """How many of the batch's keys a rank has."""
     rank, world, stripe = question.shard or (0, 1, 1)
     own = sum(question.key_bounds.own_before(keys) for keys in question.seq_lens)
     return f"rank {rank} of {world} has {own} of {sum(question.seq_lens)} keys, in stripes of {stripe}"

@@ -128,7 +128,7 @@ def _metas(launch: Any) -> Sequence[Any] | None:
 
 
 def _end_with_a_box() -> bool:
-    """Whether Triton's descriptor objects have a known size: the descriptor then is their last BOX bytes."""
+    """Whether Triton's descriptor objects have a known size, so that their last BOX bytes are the descriptor."""
     with FIRST:
         from triton.backends.nvidia.driver import PyCUtensorMap
 

@@ -29,7 +29,7 @@ def settle(kernel: Any, callers: tuple[Any, ...] = ()) -> None:
 
 
 def _called(function: Any) -> Iterator[Any]:
-    """Values that the names in a function's code stand for: all functions that it calls, and more, in a fixed order."""
+    """Yield values of the names in a function's code, in a fixed order: all functions that it calls, and more."""
     names = list(dict.fromkeys(_names(function.__code__)))
     held = dict(zip(function.__code__.co_freevars, [cell.cell_contents for cell in function.__closure__ or ()]))
     known = function.__globals__ | held
@@ -55,7 +55,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def tell_plainly(kernel: Any) -> None:
-    """From now on call hooks for the kernel with constants that JSON has; nothing else of Triton's call changes."""
+    """Let Triton call hooks for this kernel with constants that JSON can hold; the rest of Triton's call stays."""
     if "_call_hook" not in vars(kernel) and hasattr(kernel, "_call_hook"):
         kernel._call_hook = functools.partial(_call, kernel._call_hook)
 

@@ -111,7 +111,7 @@ def _interpreted(function: JITFunction) -> InterpretedFunction:
 
 @contextlib.contextmanager
 def decorating() -> Iterator[None]:
-    """A scope for definitions of kernels, in which Triton's knob says INTERPRET."""
+    """A scope for definitions of kernels: Triton's knob says whether they are interpreted, as INTERPRET does."""
     import triton
 
     knobs = vars(triton.knobs.runtime)  # set as an attribute it would become an environment variable

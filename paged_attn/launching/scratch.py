@@ -35,7 +35,7 @@ MAX_STATES_PER_ROOM = MAX_STATES_PER_DEVICE // 2  # float32 elements of one call
 
 
 class Need(NamedTuple):
-    """Numbers of elements of scratch memory that a launch needs."""
+    """Scratch memory that a launch needs, in elements."""
 
     states: int  # float32; the int32 numbers that tell how blocks are cut count, too
     counters: int  # int32, zero between launches
@@ -55,7 +55,7 @@ class Arena:
         self.low = device.type == "cuda"  # whether the next eager call should let it grow
 
     def grow(self, least: int = COUNTERS_PER_CHUNK) -> None:
-        """Add a chunk, zeroed before anybody can be handed a part of it."""
+        """Add a chunk of counters.  The chunk is zeroed before anybody can take a part of it."""
         (chunk,) = kept_memory(lambda: (self._zeroed(least),), self.device)
         with self.lock:
             self.chunks.append(chunk)

@@ -27,7 +27,7 @@ OPTIONS = {"enable_fp_fusion": True}
 
 @functools.lru_cache(maxsize=16)
 def number(version: str) -> tuple[int, int]:
-    """(3, 6) of "3.6.0"."""
+    """The first two numbers of a version: (3, 6) for "3.6.0"."""
     major, minor = re.findall(r"\d+", version)[:2]
     return int(major), int(minor)
 

@@ -19,7 +19,7 @@ class KeyBounds(NamedTuple):
     left: int = -1
     right: int = -1
     chunk: int | None = None  # as in paged_attention
-    positions: bool = False  # query_positions are given, none before the context's end; `right` counts slots
+    positions: bool = False  # query_positions are given, none before the context's end; `right` counts places
     shard: tuple[int, int, int] | None = None  # as in paged_attention
 
     @property
@@ -100,7 +100,7 @@ def visible_keys(query_len: int, seq_len: int, bounds: KeyBounds = CAUSAL) -> in
 
 
 def visible_pairs(query_len: int, seq_len: int, bounds: KeyBounds = CAUSAL) -> int:
-    """Number of visible (query, key) pairs, with positions taken to be slots."""
+    """Number of visible (query, key) pairs, if positions are places."""
     if query_len <= 0 or seq_len <= 0:
         return 0
     if query_len == 1:  # the most frequent case, for which a tensor would cost more than the arithmetic
