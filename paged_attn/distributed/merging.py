@@ -19,8 +19,8 @@ from ..checks.options import choice, refused
 from ..checks.overlap import no_overlap
 from ..launching.platform import device_of
 from . import groups
+from .packing import GIVES, Sizes
 from .peers import Peers
-from .sizes import GIVES, Sizes
 
 
 @untraced
@@ -105,7 +105,7 @@ def by_collective(
     rank: int,
 ) -> None:  # fmt: skip
     """Packed states in one all-to-all or, where every rank gives all rows, in one all-gather."""
-    halves: Any = importlib.import_module(".in_torch" if device_of(out.device).in_torch else ".steps", __package__)
+    halves: Any = importlib.import_module(".packing" if device_of(out.device).in_torch else ".steps", __package__)
     sent = halves.packed(out, lse, sizes)
     came = groups.exchange(sent, group) if sizes.given < sizes.heads else groups.gather(sent[0], group)
     halves.unpacked(into, merged, came, sinks, sizes, rank)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..checks.options import integer, number, refused
 from ..launching.platform import INTERPRET, device_of
 from . import groups, symmetric
-from .sizes import MAX_PROGRAMS, MAX_RANKS, Sizes
+from .packing import MAX_PROGRAMS, MAX_RANKS, Sizes
 
 if TYPE_CHECKING:
     from ..launching.launch import Launches

@@ -14,7 +14,7 @@ from ..launching.launch import Launches, Step
 from ..launching.template import arguments_for
 from ..records import layout
 from ..records.formats import cdiv
-from .sizes import MAX_PROGRAMS, MAX_RANKS, Sizes, fours_of, packed_shape
+from .packing import MAX_PROGRAMS, MAX_RANKS, Sizes, fours_of, packed_shape
 
 ELEMENTS = 512  # of a rank's rows that a program handles at a time: 16 bytes of each thread
 WARPS = 4

@@ -1,12 +1,41 @@
-"""Halves of a merge by a collective in plain torch, as `steps` has them in kernels."""
+"""States of rows packed for an exchange: the sizes, alike on all ranks, and packing and joining in plain torch.
+
+`steps.packed` and `steps.unpacked` do the same by kernels.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..planning.dialects import torch_dialect
-from .sizes import Sizes
+from ..records.rounding import cdiv
+
+GIVES = ("heads", "all")
+MAX_PROGRAMS = 128  # programs that wait for peers run side by side
+MAX_RANKS = 128  # peers: a thread of a program for each
+
+
+class Sizes(NamedTuple):
+    """What decides the launches of a merge, alike on all ranks."""
+
+    tokens: int
+    heads: int  # of each rank's results
+    given: int  # of a rank's joined rows
+    dims: int
+    world: int
+
+
+def fours_of(sizes: Sizes) -> int:
+    """Rows of a block, by four: the next block begins on 16 bytes."""
+    return cdiv(sizes.tokens * sizes.given, 4)
+
+
+def packed_shape(sizes: Sizes) -> tuple[int, int]:
+    """A block for each owner."""
+    return sizes.heads // sizes.given, 4 * fours_of(sizes) * (sizes.dims + 1)
 
 
 def packed(out: Tensor, lse: Tensor, sizes: Sizes) -> Tensor:
