@@ -5,10 +5,9 @@ A new way of exchanging states is a file here beside peers.py, and a branch of `
 """
 
 from .attention import paged_attention
+from .indices import gathered_table, own_lens, own_positions, page_table, slots, zigzag
 from .merging import merge
-from .own import own_lens, own_positions, page_table, slots
 from .peers import Peers
-from .prompts import gathered_table, zigzag
 
 __all__ = [
     "Peers",
