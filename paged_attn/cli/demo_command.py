@@ -6,8 +6,9 @@ import importlib.util
 import itertools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from paged_attn.serving.demo import Sizes
+    from paged_attn.serving.demo import ServedStep, Sizes
     from paged_attn.serving.trace import Request
 
 # Defaults for the device: a few requests of a small model in the interpreter, hundreds of requests on a GPU.
@@ -65,7 +66,6 @@ def demo(as_json: bool, **given: Any) -> None:
     """
     output = Path(given.pop("output"))
     _check_output(output)
-    from paged_attn.cli.watch import watched
     from paged_attn.serving import report
     from paged_attn.serving.demo import TOLERANCES, serve
     from paged_attn.serving.meter import measured_ceilings
@@ -80,7 +80,7 @@ def demo(as_json: bool, **given: Any) -> None:
     requests = _requests(chosen, people)
     sizes = _sizes(chosen, requests)
     _compile(requests, sizes, device, processes, people)
-    steps = list(watched(serve(requests, sizes, device), len(requests), people))
+    steps = list(_watched(serve(requests, sizes, device), len(requests), people))
     tolerance = TOLERANCES[sizes.dtype]
     ceilings = measured_ceilings(device) if device.type == "cuda" else None
     report.plot(steps, sizes, f"{_describe(sizes)}, {name_of(device)}", output)
@@ -171,6 +171,27 @@ def _compile(
 
     done = first_kernels.prepare(list(requests), sizes, device, processes)
     people.print(f"{done.kernels} kernels, {done.compiled} of them compiled now, in {done.seconds:.1f} s")
+
+
+def _watched(steps: Iterator[ServedStep], requests: int, people: Console) -> Iterator[ServedStep]:
+    """Pass steps on, and show a live bar on a terminal, or elsewhere a line every few seconds."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    tokens = 0
+    shown = monotonic()
+    columns = ("{task.description}", "{task.completed} of {task.total} requests", "{task.fields[made]}")
+    with Progress(
+        TextColumn(columns[0]), BarColumn(), *map(TextColumn, columns[1:]), TimeElapsedColumn(), console=people
+    ) as bar:
+        task = bar.add_task("serving", total=requests, made="")
+        for count, step in enumerate(steps, 1):
+            tokens += step.prefill_tokens + step.decode_tokens
+            made = f"{tokens:,} tokens in {count:,} steps"
+            bar.update(task, completed=step.finished, made=made)
+            if not people.is_terminal and monotonic() - shown > 5:
+                shown = monotonic()
+                people.print(f"serving: {step.finished} of {requests} requests, {made}")
+            yield step
 
 
 def _describe(sizes: Sizes) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..planning.dialects import torch_dialect
-from ..records.rounding import cdiv
+from ..records.formats import cdiv
 
 GIVES = ("heads", "all")
 MAX_PROGRAMS = 128  # programs that wait for peers run side by side
