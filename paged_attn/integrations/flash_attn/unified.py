@@ -76,7 +76,7 @@ def _behind(given: dict[str, Any]) -> dict[str, Any]:
     if (lookback := given.get("chunk_lookback", -1)) > -1 and left >= 0:
         if asked := [name for name in ("mm_prefix_range", "rswa_prefix_lens") if given.get(name) is not None]:
             raise ValueError(f"unified_attention() of paged_attn does not take {asked[0]} beside chunk_lookback")
-        from .chunks import look_back
+        from ..score_mods import look_back
 
         changed |= look_back(int(lookback), left + 1, causal is True)
     if given.get("mm_prefix_range") is not None:
