@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 import paged_attn
 
 from ...checks.options import INT32_MAX
+from ...strides import same_steps
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Names of arguments: in errors of paged_attention -> in FlashAttention's functions.
@@ -144,3 +145,47 @@ def bound(length: Any) -> int | None:
 def rows_as_pages(rows: Tensor | None, seqs: int, device: torch.device) -> Tensor:
     """Page table [seqs, 1] of caches whose pages are whole sequences: sequence s in page s, or in `rows`[s]."""
     return (torch.arange(seqs, device=device, dtype=torch.int32) if rows is None else int32(rows))[:, None]
+
+
+# ---- latent attention (MLA): qv, and keys and values that are views of one cache -------------------------------------
+
+
+class Latent(NamedTuple):
+    """A call with whole queries, over a cache whose values are the first dims of its keys."""
+
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+def latent(
+    function: str, q: Tensor | None, k: Tensor | None, v: Tensor, given: dict[str, Any], own: bool = False
+) -> Latent:
+    """Join q [tokens, heads, rope] with given["qv"] [tokens, heads, rank], and k [..., rope] with v [..., rank].
+
+    Scores are q k + qv v, so a whole key is the value and then the rotated part, as they lie in the cache.  With
+    only_qv, or where q is None or has no dims, keys are the values.  own: k and v are no cache, and are copied if their
+    memory is not adjacent.
+    """
+    qv = given["qv"]
+    if qv.ndim != 3:
+        qv = qv.flatten(0, qv.ndim - 3)
+    if v.dtype in FP8:
+        raise ValueError(f"{function}() of paged_attn takes qv beside 16 bits, not beside a cache of {v.dtype}")
+    if q is None or k is None or q.shape[-1] == 0 or given.get("only_qv"):
+        if given.get("softmax_scale") is None:
+            raise ValueError(f"{function}() of paged_attn needs softmax_scale where qv is all of the queries")
+        return Latent(qv, v, v)
+    rank, rope = v.shape[-1], k.shape[-1]
+    where = v.data_ptr() + rank * v.element_size()
+    lined = all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (k, v))
+    if (k.dtype, k.data_ptr()) != (v.dtype, where) or not (lined and same_steps(k, v, -1)):
+        if own and (k.dtype, k.shape[:-1]) == (v.dtype, v.shape[:-1]):
+            keys = torch.cat([v, k], -1)
+            return Latent(torch.cat([qv, q], -1), keys, keys[..., :rank])
+        raise ValueError(
+            f"{function}() of paged_attn takes qv where v and k are cache[..., :{rank}] and cache[..., {rank}:] of one "
+            f"cache of {rank + rope} dims; these lie apart"
+        )
+    keys = v.as_strided((*v.shape[:-1], rank + rope), (*v.stride()[:-1], 1))
+    return Latent(torch.cat([qv, q], -1), keys, keys[..., :rank])

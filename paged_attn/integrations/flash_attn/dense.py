@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ...checks.cures import of_shape
-from .common_call import FP8, attend, dense, even_starts, rows_as_pages
-from .latent import latent
+from .common_call import FP8, attend, dense, even_starts, latent, rows_as_pages
 from .orders import bind
 
 ROWS = ("batch", "len_k", "kv_heads")

@@ -10,10 +10,20 @@ from torch import Tensor
 
 import paged_attn
 
-from .common_call import FP8, OF_CACHES, attend, bound, dense, even_starts, int32, rows_as_pages, scale, window_of
-from .latent import latent
+from .common_call import (
+    FP8,
+    OF_CACHES,
+    attend,
+    bound,
+    dense,
+    even_starts,
+    int32,
+    latent,
+    rows_as_pages,
+    scale,
+    window_of,
+)
 from .orders import bind
-from .rotary import check_tables, rotate
 
 
 class Tokens(NamedTuple):
@@ -229,3 +239,33 @@ def _steps(cache: Tensor) -> tuple[Tensor, int, int]:
     count = (max(cache.shape[0], 1) - 1) * page // step + (cache.shape[1] - 1) * slot // step + 1
     shape = (count if cache.shape[0] else 0, 1, *cache.shape[2:])
     return cache.as_strided(shape, (step, step, *cache.stride()[2:])), page // step, slot // step
+
+
+# ---- rotary embedding ------------------------------------------------------------------------------------------------
+
+
+def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate x [tokens, heads, head_dim] by rows `positions` [tokens] of tables [max_len, rotary_dim / 2], in float32.
+
+    interleaved: dims 0 and 1, 2 and 3, ... are pairs (GPT-J).  Otherwise 0 and rotary_dim / 2, ... (GPT-NeoX).
+    Positions outside the tables, as padding has, take the nearest row.  Source: Su et al. 2021.
+    """
+    at = positions.long().clamp(0, cos.shape[0] - 1)
+    c, s = cos[at].float()[:, None], sin[at].float()[:, None]
+    dims = 2 * cos.shape[1]
+    turned = x[..., :dims].float()
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    pair = (a * c - b * s, a * s + b * c)
+    turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    return torch.cat((turned.to(x.dtype), x[..., dims:]), dim=-1)
+
+
+def check_tables(cos: Tensor | None, sin: Tensor | None, head_dim: int) -> None:
+    """Check rotary tables: both or neither given, equal shapes, and no more dims than a head has."""
+    if cos is None and sin is None:
+        return
+    if cos is None or sin is None:
+        raise ValueError("rotary_cos and rotary_sin must be given together")
+    if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > head_dim:
+        wanted = f"both [max_len, rotary_dim / 2] with rotary_dim <= head_dim = {head_dim}"
+        raise ValueError(f"rotary_cos and rotary_sin must be {wanted}, got {list(cos.shape)} and {list(sin.shape)}")

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ...strides import same_steps
-from .common_call import FP8, attend, bound, dense, int32, rows_as_pages
-from .latent import latent
+from .common_call import FP8, attend, bound, dense, int32, latent, rows_as_pages
 from .orders import bind
 from .rswa import pairs, twice
 
