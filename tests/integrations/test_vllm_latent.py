@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
     from paged_attn.integrations import vllm as adapter
-    from paged_attn.integrations.vllm import backend, chosen, host, latent
+    from paged_attn.integrations.vllm import backend, host, latent
     from paged_attn.integrations.vllm.prefill import Prefill
     from tests.integrations import vllm_latent as made
 
@@ -230,7 +230,7 @@ def test_custom_is_of_latent_attention_where_the_model_is(
     config = SimpleNamespace(model_config=SimpleNamespace(use_mla=use_mla))
     monkeypatch.setattr("vllm.config.get_current_vllm_config_or_none", lambda: config)
     found = registry.AttentionBackendEnum[registered].get_class()
-    assert found is of.Backend is chosen.Backend
+    assert found is of.Backend is adapter.Backend
     assert found.is_mla() is use_mla
     assert MLAPrefillBackendEnum.CUSTOM.get_class() is Prefill
     adapter.unregister()

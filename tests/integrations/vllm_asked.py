@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     from vllm.config import CUDAGraphMode
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
-    from paged_attn.integrations.vllm import diffkv
+    from paged_attn.integrations.vllm.backend import DiffKVBackend, DiffKVImpl
     from paged_attn.integrations.vllm.impl import Impl
     from paged_attn.integrations.vllm.metadata import Builder
     from paged_attn.integrations.vllm.ready import of_layer, steps_served
@@ -116,8 +116,8 @@ class Layer:
         given = dict(num_heads=HEADS, head_size=DIM, scale=DIM**-0.5, num_kv_heads=KV_HEADS) | dict(options)
         if given.get("sinks"):
             given["sinks"] = torch.empty(HEADS, dtype=BF16)
-        diffkv.Backend.set_head_size_v(value_dim)
-        self.impl: Any = (Impl if value_dim == DIM else diffkv.Impl)(**given)
+        DiffKVBackend.set_head_size_v(value_dim)
+        self.impl: Any = (Impl if value_dim == DIM else DiffKVImpl)(**given)
         self.impl.batch_invariant = invariant
         width = DIM + value_dim
         shape = dict(HND=(2, 64, KV_HEADS, PAGE, width), NHD=(2, 64, PAGE, KV_HEADS, width))[order]

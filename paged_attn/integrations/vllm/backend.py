@@ -1,11 +1,11 @@
-"""The attention backend as vLLM sees it: supported features, layouts of caches, and the backend's other classes."""
+"""The attention backends as vLLM sees them: supported features, layouts of caches, and the classes of a backend."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from vllm import envs
-from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.attention.backend import AttentionBackend, AttentionType
 
 from . import host
 from .impl import SERVED, Impl
@@ -102,4 +102,38 @@ class CPUBackend(Backend):
         return "CPU_ATTN"
 
 
+class DiffKVImpl(Impl):
+    """Attention of a decoder layer whose values have another width than keys; DiffKVBackend knows the width before."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.head_size_v = DiffKVBackend.head_size_v
+
+
+class DiffKVBackend(Backend):
+    """Values of another width than keys, in place of vLLM's TRITON_ATTN_DIFFKV, which models ask for by name."""
+
+    impl: ClassVar[type] = DiffKVImpl
+    head_size_v: ClassVar[int] = 128
+
+    @classmethod
+    def set_head_size_v(cls, head_size_v: int) -> None:
+        DiffKVBackend.head_size_v = head_size_v
+
+    @staticmethod
+    def get_name() -> str:
+        return "TRITON_ATTN_DIFFKV"
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return bool(attn_type == AttentionType.DECODER)
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        return (num_blocks, num_kv_heads, block_size, head_size + DiffKVBackend.head_size_v)
+
+
 host.implemented(Backend)
+host.implemented(DiffKVBackend)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
@@ -16,12 +17,11 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import compute_mm_prefix_range_tensor
 
 from paged_attn.integrations.engine_kernels import BUCKET
-from paged_attn.integrations.flash_attn.rswa import twice
+from paged_attn.integrations.flash_attn.rswa import split, twice
 from paged_attn.integrations.flash_attn.unified import spans_of
 
 from . import host
 from .ready import make_ready, of_layer
-from .rswa import prompts_of
 
 UNKNOWN = host.check(AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata)
 
@@ -39,7 +39,7 @@ class Metadata(AttentionMetadata):
     slot_mapping: Tensor
     causal: bool | Tensor  # for all sequences, or bool [seqs]
     spans: Tensor | None = None  # [seqs, R, 2], images whose tokens see each other
-    # Models with R-SWA (rswa.py) have these in place of a layer's window:
+    # Models with R-SWA (flash_attn/rswa.py) have these in place of a layer's window:
     window: int | None = None
     prefix_lens: Tensor | None = None  # [seqs]
     query_positions: Tensor | None = None  # [tokens]
@@ -111,3 +111,46 @@ def _spans(batch: CommonAttentionMetadata) -> Tensor | None:
     count = 1 << (most - 1).bit_length()
     padded = {i: [*told.get(i, ()), *[(0, 0)] * count][:count] for i in range(len(batch.seq_lens))}
     return spans_of(compute_mm_prefix_range_tensor(padded, len(padded), batch.seq_lens.device))
+
+
+# ---- R-SWA: the window of a model, and the prompt lengths of a batch ------------------------------
+
+ALL = 2**31 - 1  # a prefix that hides nothing, for captures, in which vLLM gives no prompt lengths
+
+
+class Prompts:
+    """The window of a model, and the prompt lengths of a batch, at an address that stays fixed for graphs."""
+
+    def __init__(self, window: int, seqs: int, device: Any) -> None:
+        self.window = window
+        self.lens = torch.full((seqs,), ALL, dtype=torch.int32, device=device)
+
+    def tell(self, lens: Tensor | None, seqs: int) -> Tensor:
+        """Copy prompt lengths and return them, [seqs] int32; vLLM may leave out padding, whose lengths become 0."""
+        mine = self.lens[:seqs]
+        if lens is None:
+            return mine.fill_(ALL)
+        told = lens[:seqs]
+        mine[: len(told)].copy_(told)
+        mine[len(told) :].zero_()
+        return mine
+
+    def applied(self, metadata: Metadata, lens: Tensor | None) -> Metadata:
+        """The batch with prefixes; a sequence of several tokens becomes two: tokens in the prompt, and behind it."""
+        m = metadata
+        prompts = self.tell(lens, len(m.seq_lens))
+        if m.max_query_len == 1:  # no key of a prefix lies behind a single query
+            return dataclasses.replace(m, window=self.window, prefix_lens=prompts)
+        table, lens, starts, prefixes, positions = split(
+            prompts, m.block_table, m.seq_lens, m.query_start_loc, m.num_actual_tokens
+        )
+        return dataclasses.replace(
+            m, window=self.window, prefix_lens=prefixes, query_positions=positions, query_start_loc=starts,
+            seq_lens=lens, block_table=table, split=True,
+        )  # fmt: skip
+
+
+def prompts_of(vllm_config: Any, device: Any) -> Prompts | None:
+    """A model's Prompts; None for models without R-SWA, which are all but one."""
+    window = getattr(vllm_config.model_config, "rswa_window", None)
+    return None if window is None else Prompts(window, vllm_config.scheduler_config.max_num_seqs, device)

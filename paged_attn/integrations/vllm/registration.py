@@ -9,8 +9,8 @@ from typing import Any
 
 REGISTRY = "vllm.v1.attention.backends.registry"
 BACKENDS = {
-    "CUSTOM": "paged_attn.integrations.vllm.chosen.Backend",
-    "TRITON_ATTN_DIFFKV": "paged_attn.integrations.vllm.diffkv.Backend",
+    "CUSTOM": "paged_attn.integrations.vllm.Backend",
+    "TRITON_ATTN_DIFFKV": "paged_attn.integrations.vllm.backend.DiffKVBackend",
     "CPU_ATTN": "paged_attn.integrations.vllm.backend.CPUBackend",
     "CPU_MLA": "paged_attn.integrations.vllm.latent.CPUBackend",
 }
