@@ -12,8 +12,7 @@ from torch import Tensor
 from paged_attn import paged_attention
 
 from ..score_mods import modifier
-from .captured import Captured
-from .tables import Slots, Tables, tables_of
+from .tables import Captured, Slots, Tables, tables_of
 from .verified_drafts import ALGORITHMS, mask_of, mask_words
 
 FP8_BYTES = 1
