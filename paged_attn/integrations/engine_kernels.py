@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from paged_attn.integrations import BUCKET
 from paged_attn.launching.platform import INTERPRET, Device, device_of, in_torch
 from paged_attn.preparation import manifest, subprocess
 from paged_attn.preparation.engine_steps import Padded, Served, plain
@@ -30,9 +31,6 @@ from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.formats import is_fp8
 
 VARIABLE = "PAGED_ATTN_PREPARE"
-# Hosts round a bound on keys up to a multiple of BUCKET, so that successive steps make few kinds of calls.  A call of a
-# new kind is checked and planned, which takes the host some hundred times as long.
-BUCKET = 1024
 SECONDS = 600.0  # the longest wait of a first call for kernels: a hundred times what many processors need
 LATER = "paged_attn: kernels will be compiled when a call first needs them: {}: {}"
 OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}  # fields of all layers' models

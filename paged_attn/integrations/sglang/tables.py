@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import BUCKET
 from .verified_drafts import Drafts, drafts_of, mask_words
 
-# Bounds on keys are rounded up to a multiple of BUCKET, so that successive steps make few kinds of calls.
-BUCKET = 1024
 # Keys that a program of SGLang's kernel copies, approximately.
 KEYS_OF_A_PROGRAM = 8192
 

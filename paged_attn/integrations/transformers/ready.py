@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from .. import BUCKET
+
 if TYPE_CHECKING:
     from paged_attn.integrations.engine_kernels import Begun
     from paged_attn.preparation.engine_steps import Padded
@@ -82,8 +84,6 @@ def served(model: Any, requests: int, tokens: int, keys: int, page: int, width: 
     """
     from paged_attn.preparation.engine_steps import Padded
     from paged_attn.preparation.model import spread
-
-    from .steps import BUCKET
 
     config = model.config.get_text_config()
     window, exact = getattr(config, "sliding_window", None), width is not None

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import BUCKET
 from .storage import Layer
-
-# Bounds on keys are rounded up to a multiple of BUCKET, so that successive steps make few kinds of calls.
-BUCKET = 1024
 
 
 class Tables(NamedTuple):

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.attention import mla_attention as frame
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 
 from paged_attn import paged_attention, write_kv
-from paged_attn.integrations.engine_kernels import BUCKET
+from paged_attn.integrations import BUCKET
 
 from . import host
 from .impl import fp8_of

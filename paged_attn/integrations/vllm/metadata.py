@@ -16,7 +16,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.utils import compute_mm_prefix_range_tensor
 
-from paged_attn.integrations.engine_kernels import BUCKET
+from paged_attn.integrations import BUCKET
 from paged_attn.integrations.flash_attn.rswa import split, twice
 from paged_attn.integrations.flash_attn.unified import spans_of
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from vllm.logger import init_logger
 
-from paged_attn.integrations.engine_kernels import BUCKET, ready
+from paged_attn.integrations import BUCKET
+from paged_attn.integrations.engine_kernels import ready
 from paged_attn.preparation.engine_steps import Served, plain
 from paged_attn.preparation.model import Model
 from paged_attn.preparation.score_mod_ref import named
