@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("transformers", "5.17", reason="needs transformers >= 5.17: make hosts")
 
 from paged_attn.integrations import transformers as adapter
-from paged_attn.integrations.transformers import continuous, plain, registration, steps
+from paged_attn.integrations.transformers import continuous, plain, registration
 from paged_attn.integrations.transformers.forward import Scores
 from tests.integrations import tiny
 
@@ -170,8 +170,8 @@ def test_layers_of_a_group_share_what_is_derived_of_a_step(
     name: str, monkeypatch: pytest.MonkeyPatch, calls: list[Any]
 ) -> None:
     derived = []
-    real = steps._of_index
-    monkeypatch.setattr(steps, "_of_index", lambda *args: derived.append(1) or real(*args))
+    real = continuous._of_index
+    monkeypatch.setattr(continuous, "_of_index", lambda *args: derived.append(1) or real(*args))
     tiny.batched("llama", name)
     assert len(calls) == 2 * len(derived)
 
@@ -188,11 +188,11 @@ def test_a_second_pass_over_the_same_tensors_derives_anew() -> None:
         "read_index": [torch.tensor([8, 9, 10, 11, 20])],
         "write_index": [torch.tensor([20])],
     }
-    first = steps.tables_of(layer, 0, kwargs)
-    assert steps.tables_of(layer, 1, kwargs) is first
+    first = continuous.tables_of(layer, 0, kwargs)
+    assert continuous.tables_of(layer, 1, kwargs) is first
     assert first.page_table[0, :2].tolist() == [2, 5]
     kwargs["read_index"][0].copy_(torch.tensor([4, 5, 6, 7, 24]))  # as a captured graph's storage is filled again
-    assert steps.tables_of(layer, 0, kwargs).page_table[0, :2].tolist() == [1, 6]
+    assert continuous.tables_of(layer, 0, kwargs).page_table[0, :2].tolist() == [1, 6]
 
 
 def test_padding_of_a_block_table_writes_nowhere() -> None:
@@ -203,7 +203,7 @@ def test_padding_of_a_block_table_writes_nowhere() -> None:
         "cu_seq_lens_k": {"full_attention": torch.tensor([0, 6, 10, 10], dtype=torch.int32)},
         "block_table": torch.tensor([[[3, 5], [7, -1], [-1, -1]]], dtype=torch.int32),
     }
-    tables = steps._of_block_table(layer, kwargs)
+    tables = continuous._of_block_table(layer, kwargs)
     assert tables.slots.tolist() == [5 * 4 + 1, 7 * 4 + 3, -1]
     assert tables.seq_lens.tolist() == [6, 4, 0]
 
@@ -270,7 +270,7 @@ def test_padding_on_the_right_is_refused(name: str) -> None:
 def test_masks_that_are_not_causal_are_refused_by_name() -> None:
     from transformers import masking_utils
 
-    from paged_attn.integrations.transformers.masks import mask
+    from paged_attn.integrations.transformers.plain import mask
 
     with pytest.raises(ValueError, match="bidirectional_mask_function"):
         mask(1, 4, 4, mask_function=masking_utils.bidirectional_mask_function)

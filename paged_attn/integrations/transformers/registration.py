@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import masks, ready, steering
+from . import plain, ready, steering
 from .forward import forward
 
 # The host reads features from the letters of a name.  "flash" means that no mask is needed and that CUDA graphs pay.
@@ -66,7 +66,7 @@ def _change_host() -> None:
         functions.register(name, forward)
         _undo.append(functools.partial(functions._global_mapping.pop, name, None))
     # Under the prefixed name the host needs no mask function: it then makes no mask.
-    mask_functions.register(NAME, masks.mask)
+    mask_functions.register(NAME, plain.mask)
     _undo.append(functools.partial(mask_functions._global_mapping.pop, NAME, None))
     for owner, attribute, wrapped in changes:
         _undo.append(functools.partial(setattr, owner, attribute, getattr(owner, attribute)))
