@@ -69,7 +69,6 @@ def demo(as_json: bool, **given: Any) -> None:
     from paged_attn.serving import report
     from paged_attn.serving.demo import TOLERANCES, serve
     from paged_attn.serving.meter import measured_ceilings
-    from paged_attn.serving.summary import summary
 
     people = console(as_json)
     device = here()
@@ -87,7 +86,7 @@ def demo(as_json: bool, **given: Any) -> None:
     wrong = [number for number, step in enumerate(steps, 1) if not step.outcome.within(tolerance)]
     if as_json:
         about = dict(device=name_of(device), served=_describe(sizes), requests=len(requests), picture=str(output))
-        print_json(about | summary(steps, sizes, tolerance, ceilings) | dict(wrong_steps=wrong, ok=not wrong))
+        print_json(about | report.summary(steps, sizes, tolerance, ceilings) | dict(wrong_steps=wrong, ok=not wrong))
     else:
         people.print(report.table(steps, sizes, tolerance, ceilings))
         people.print(f"[bold]picture[/]             {output}")

@@ -1,9 +1,10 @@
-"""Report of a demo run: a table of totals and a picture of the steps."""
+"""Report of a demo run: totals as a table for people and as numbers for programs, and a picture of the steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -63,6 +64,33 @@ def table(steps: Sequence[ServedStep], sizes: Sizes, tolerance: Tolerance, ceili
             f"{ceilings.flops_per_s / 1e12:.0f} TFLOP/s (bfloat16 product of 8192), measured now",
         )
     return rows
+
+
+def summary(
+    steps: Sequence[ServedStep], sizes: Sizes, tolerance: Tolerance, ceilings: Ceilings | None
+) -> dict[str, Any]:
+    """Totals, worst errors, seconds and, with ceilings of a GPU, bytes/s and flop/s of attention."""
+    attention = sum(step.outcome.attention_seconds for step in steps)
+    found: dict[str, Any] = dict(
+        steps=len(steps),
+        finished=steps[-1].finished,
+        preemptions=steps[-1].preemptions,
+        prefill_tokens=sum(step.prefill_tokens for step in steps),
+        decode_tokens=sum(step.decode_tokens for step in steps),
+        pages=sizes.pages,
+        peak_pages=max(step.pages for step in steps),
+        worst_error=_largest([step.outcome.max_abs for step in steps]),
+        worst_relative=_largest([step.outcome.relative for step in steps]),
+        tolerance=tolerance.max_abs,
+        relative_tolerance=tolerance.relative,
+        seconds=sum(step.seconds for step in steps),
+        attention_seconds=attention,
+        reference_seconds=sum(step.outcome.reference_seconds for step in steps),
+    )
+    if ceilings is not None:
+        moved, computed = (sum(getattr(step.work, x) for step in steps) / attention for x in ("bytes", "flops"))
+        found |= dict(bytes_per_s=moved, flops_per_s=computed, ceilings=ceilings._asdict())
+    return found
 
 
 def plot(steps: Sequence[ServedStep], sizes: Sizes, title: str, path: Path) -> None:
@@ -128,3 +156,8 @@ def _speed(steps: Sequence[ServedStep], ceilings: Ceilings) -> str:
         f"{moved / 1e12:.2f} TB/s ({moved / ceilings.bytes_per_s:.0%} of the ceiling), "
         f"{computed / 1e12:.1f} TFLOP/s ({computed / ceilings.flops_per_s:.0%})"
     )
+
+
+def _largest(errors: list[float]) -> float | None:
+    """The largest error; None (JSON's null) if any error is NaN."""
+    return None if any(error != error for error in errors) else max(errors)
