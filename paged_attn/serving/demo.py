@@ -21,9 +21,8 @@ from paged_attn import reference
 from paged_attn.serving.batch import StepBatch, batch_of, sample
 from paged_attn.serving.caches import Caches
 from paged_attn.serving.meter import Stopwatch, Work, work_of
-from paged_attn.serving.scheduler import StepPart
+from paged_attn.serving.scheduler import Planned, StepPart, planned
 from paged_attn.serving.trace import Request
-from paged_attn.serving.traffic import Planned, planned
 
 
 @dataclass(frozen=True)
