@@ -16,8 +16,8 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn import reference
-from paged_attn.serving.caches import Caches
 from paged_attn.serving.demo import TOLERANCES
+from paged_attn.serving.tensors import Caches
 
 NO_PAGE = 2**31 - 1
 

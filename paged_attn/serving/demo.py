@@ -18,10 +18,9 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn import reference
-from paged_attn.serving.batch import StepBatch, batch_of, sample
-from paged_attn.serving.caches import Caches
 from paged_attn.serving.meter import Stopwatch, Work, work_of
 from paged_attn.serving.scheduler import Planned, StepPart, planned
+from paged_attn.serving.tensors import Caches, StepBatch, batch_of, sample
 from paged_attn.serving.trace import Request
 
 

@@ -8,8 +8,8 @@ import torch
 
 from paged_attn.preparation.model import Lengths, Model
 from paged_attn.preparation.prepare import Summary, compile_for
-from paged_attn.serving.batch import rounded_up
 from paged_attn.serving.demo import Sizes
+from paged_attn.serving.tensors import rounded_up
 from paged_attn.serving.trace import Request
 
 

@@ -22,7 +22,7 @@ from paged_attn.launching import gpus, launch, platform
 from paged_attn.preparation import offline
 from paged_attn.preparation.score_mod_ref import named, named_by
 from paged_attn.serving import pages, scheduler, trace
-from paged_attn.serving.caches import Caches
+from paged_attn.serving.tensors import Caches
 from tests.checks.test_swapped import call as swapped_call
 from tests.checks.test_wrong_calls import TABLE_OF_WRONG
 from tests.support.bad_input import accept, call_of

@@ -16,7 +16,7 @@ import triton
 import paged_attn
 from paged_attn.cli.prepare_command import SCALES
 from paged_attn.launching.platform import Device
-from paged_attn.serving.batch import batch_of
+from paged_attn.serving.tensors import batch_of
 from tests.preparation.models import BF16, E4M3
 from tests.preparation.traffic import SEQS, TOKENS, steps
 from tests.support import warm

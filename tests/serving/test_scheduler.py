@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_attn.serving.batch import NO_PAGE, batch_of, sample
 from paged_attn.serving.meter import work_of
 from paged_attn.serving.pages import Pages
 from paged_attn.serving.scheduler import Scheduler, Sequence, StepPart
+from paged_attn.serving.tensors import NO_PAGE, batch_of, sample
 from paged_attn.serving.trace import Request
 
 
