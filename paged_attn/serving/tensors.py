@@ -15,7 +15,6 @@ from torch import Tensor
 from paged_attn.serving.scheduler import StepPart
 
 NO_PAGE = 2**31 - 1  # fills the page table past a sequence's last page; a read of such a page leaves the cache
-LAYOUTS = ("NHD", "HND", "x-packed")
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
