@@ -1,7 +1,7 @@
-"""Keys over ranks: each rank has some keys of every sequence, and all results are joined over a group of processes.
+"""Keys over ranks: each rank has some keys of every sequence, and a group of processes joins the results of all ranks.
 
-The folder imports public functions, checks, dialects, launching and kernels/common/exchange.py.  Adapters may use it.
-A new way of exchanging states is a file here beside peers.py, and a branch of `merging.merge`.
+The folder imports public functions, checks, dialects, launching and kernels/common/exchange.py.  Adapters may import
+it.  A new way to exchange states is a file beside peers.py and a branch of `merging.merge`.
 """
 
 from .attention import paged_attention

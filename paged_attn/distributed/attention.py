@@ -1,4 +1,4 @@
-"""Attention over keys that lie over ranks: a rank's own, and the states of all joined."""
+"""Attention over keys that are divided among ranks: a rank's attention to its own keys, then the merge."""
 
 from __future__ import annotations
 
@@ -38,25 +38,28 @@ def paged_attention(
     check: bool | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`paged_attn.paged_attention` of keys that lie over ranks.
+    """`paged_attn.paged_attention` over keys that are divided among ranks.
 
-    Every rank calls it, with the same lengths and options, and its own caches and page table.
+    Every rank calls this function, with the same lengths and options, its own caches and its own page table.
 
     Args:
-        q: [tokens, heads, head_dim]; with q_heads = "own" [tokens, heads // world, head_dim].
-        k_cache, v_cache, page_table: this rank's, which hold its own keys, as `shard` of paged_attention says.
-        seq_lens, cu_seqlens_q: of whole sequences, as in paged_attention.
+        q: [tokens, heads, head_dim].  With q_heads = "own": [tokens, heads // world, head_dim].
+        k_cache: this rank's cache, which holds its own keys as `shard` of paged_attention says.
+        v_cache: this rank's cache of values.
+        page_table: this rank's page table.
+        seq_lens: as in paged_attention, for whole sequences.
+        cu_seqlens_q: as in paged_attention, for whole sequences.
         group: a torch.distributed process group, a DeviceMesh of one dimension, None for all processes, or Peers.
-        stripe: consecutive positions that lie with one rank; page_size if None.
-        q_heads: "all": every rank has the queries of all heads, as where their projection is replicated.  "own": rank r
-            has those of heads r * heads // world ..., and the call gathers them.
-        give: as in merge: "heads", what the rank's part of the next projection takes, or "all".
-        sinks: [heads], of all heads; counted once.
-        out: [tokens, given heads, value_dim]; written and returned.  None: made by the call, of q's dtype, of fp8
-            queries bfloat16.
+        stripe: number of consecutive positions that lie with one rank.  None: page_size.
+        q_heads: heads of q on each rank.  With "all", q has all heads, as after a replicated projection of queries.
+            With "own", rank r has the r-th of `world` equal parts of the heads, and the call gathers all heads.
+        give: heads that each rank returns, as in merge.  "heads" suits a rank's part of the output projection.
+        sinks: [heads], all heads on every rank; counted once.
+        out: [tokens, given heads, value_dim]; written and returned.  None: a new tensor, with the dtype of q, or
+            bfloat16 for fp8 queries.
         return_lse: also return the log-sum-exps over all keys.
-        check: as in paged_attention; True also makes sure that lengths and options are the same on all ranks.
-        options: other keywords of paged_attention, except those refused beside shard.
+        check: as in paged_attention.  True also checks that lengths and options are equal on all ranks.
+        options: other keywords of paged_attention, except those that shard refuses.
 
     Returns: as merge.
 
@@ -88,7 +91,7 @@ def paged_attention(
     return merge(own, lse, group, sinks, give, into=out, return_lse=return_lse)
 
 
-# Tensors of integers that all ranks must have alike, where they are given; some are options without a tensor.
+# Options that may be tensors of integers, whose numbers must be equal on all ranks.
 ALIKE = ("causal", "window_size", "prefix_lens", "spans", "qq_mask", "query_positions")
 
 
@@ -101,7 +104,10 @@ def _agree(
     give: str,
     options: dict[str, Any],
 ) -> None:
-    """What all ranks must have alike: as many numbers on each rank, whatever it was given."""
+    """Raise ValueError if lengths or options differ between ranks.
+
+    Every rank compares the same names, also those of options that it was not given: an all-gather needs equal sizes.
+    """
     others = {name: value for name, value in options.items() if name not in (*ALIKE, "score_mod_args")}
     plain = sorted((name, _named(value)) for name, value in others.items())
     alike = {name: options.get(name) for name in ALIKE}
@@ -110,7 +116,7 @@ def _agree(
 
 
 def _named(value: Any) -> str:
-    """Return a text that is equal for the same option on all ranks; functions have names, tensors no numbers."""
+    """Return a text that is equal on all ranks for equal options: a function's name, and no numbers of a tensor."""
     if isinstance(value, Tensor):
         return "a tensor"
     function = getattr(value, "fn", value)

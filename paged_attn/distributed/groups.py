@@ -1,4 +1,4 @@
-"""Groups of ranks, as callers give them: a process group, a mesh of one dimension, or peers."""
+"""Process groups, in the forms that callers give; collectives over them; the check that ranks have equal numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..checks.options import kind, refused
 
 
 def process_group(group: Any) -> Any:
-    """The process group that a group stands for; None: that of all processes."""
+    """Return the process group of a ProcessGroup, a DeviceMesh or Peers; None stands for all processes."""
     if group is None:
         return dist.group.WORLD
     if hasattr(group, "process_group"):
@@ -28,12 +28,12 @@ def process_group(group: Any) -> Any:
 
 
 def rank_and_world(group: Any) -> tuple[int, int]:
-    """(this process' rank, ranks) of a process group."""
+    """Return (rank of this process, number of ranks) of a process group."""
     return dist.get_rank(group), dist.get_world_size(group)
 
 
 def gather(x: Tensor, group: Any) -> Tensor:
-    """[world, *x.shape]: what every rank has, in the ranks' order, by one all-gather of its bytes."""
+    """All-gather x, as bytes -> [world, *x.shape]; entry r is the tensor of rank r."""
     x = x.contiguous()
     found = x.new_empty((dist.get_world_size(group), *x.shape))
     together = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renames it
@@ -42,14 +42,14 @@ def gather(x: Tensor, group: Any) -> Tensor:
 
 
 def exchange(x: Tensor, group: Any) -> Tensor:
-    """x [world, ...], a part for each rank, as [world, ...] of what each has for this one, by one all-to-all."""
+    """All-to-all of x [world, ...]: x[r] goes to rank r, and entry r of the result comes from rank r."""
     found = torch.empty_like(x)
     dist.all_to_all_single(found, x, group=group)
     return found
 
 
 def agree(group: Any, **numbers: Tensor | Any) -> None:
-    """Raise ValueError where a rank has other numbers than this one; a host sync, and an all-gather of a few hashes."""
+    """Raise ValueError if a rank has other numbers than this rank.  Costs a host sync and an all-gather of hashes."""
     names, own = list(numbers), [_hash(value) for value in numbers.values()]
     device = next((x.device for x in numbers.values() if isinstance(x, Tensor)), torch.device("cpu"))
     everybody = gather(torch.tensor(own, dtype=torch.int64, device=device), group).tolist()
@@ -61,7 +61,7 @@ def agree(group: Any, **numbers: Tensor | Any) -> None:
 
 
 def _hash(value: Any) -> int:
-    """Return a hash of numbers and their order, the same in every process; sums wrap around."""
+    """Return a hash, equal in every process, of a tensor's integers in order, or of another value's text; sums wrap."""
     if not isinstance(value, Tensor):
         text = repr(value).encode()
         value = torch.frombuffer(bytearray(text or b" "), dtype=torch.uint8)

@@ -26,14 +26,14 @@ Shard = tuple[int, int, int]
 
 
 def own_lens(lengths: IntOrTensor, shard: Shard) -> IntOrTensor:
-    """How many of a sequence's first keys are a rank's own.
+    """Number of a rank's own keys among the first `lengths` keys of a sequence.
 
     Args:
-        lengths: an int, or a tensor of integers of any shape.  0 or less: none.
+        lengths: an int, or a tensor of integers of any shape.  0 or less gives 0.
         shard: (rank, world, stripe), as in paged_attention.
 
-    Returns: an int for an int, a tensor of the same shape and dtype for a tensor.  `pages_needed` of it is the number
-        of pages that the rank keeps.
+    Returns: an int for an int, a tensor of the same shape and dtype for a tensor.  `paged_attn.pages_needed` of this
+        number is the number of pages that the rank keeps.
     """
     check_shard("shard", shard)
     found: IntOrTensor = KeyBounds(shard=shard).own_before(lengths)
@@ -41,13 +41,13 @@ def own_lens(lengths: IntOrTensor, shard: Shard) -> IntOrTensor:
 
 
 def own_positions(positions: Tensor, shard: Shard) -> Tensor:
-    """The number of the key at each position among a rank's own keys of its sequence; -1 where it is another rank's.
+    """Index of each position's key among the rank's own keys of its sequence; -1 for another rank's key.
 
     Args:
-        positions: [tokens] int32 | int64, as `paged_attn.positions` gives them; negative = padding.
+        positions: [tokens] int32 | int64, as `paged_attn.positions` gives them.  Negative: padding.
         shard: (rank, world, stripe), as in paged_attention.
 
-    Returns: [tokens], dtype of positions.  -1 for padding.
+    Returns: [tokens], with the dtype of positions; -1 also for padding.
     """
     check_shard("shard", shard)
     rank, world, stripe = shard
@@ -58,29 +58,31 @@ def own_positions(positions: Tensor, shard: Shard) -> Tensor:
 def slots(
     page_table: Table, positions: Tensor, page_size: int, shard: Shard, cu_seqlens_q: Tensor | None = None
 ) -> Tensor:
-    """The slot_mapping of write_kv on a rank: every rank gets all of a step's keys, and writes its own.
+    """The slot_mapping of write_kv on a rank.  Every rank gets all new keys of a step, and writes its own keys.
 
     Args:
-        page_table: of this rank, as in paged_attention.
+        page_table: page table of this rank, as in paged_attention.
         positions: [tokens] int32 | int64, positions in whole sequences, as `paged_attn.positions` gives them.
         page_size: tokens in a page.
         shard: (rank, world, stripe), as in paged_attention.
-        cu_seqlens_q: [seqs + 1] int32 | int64, which tokens are whose.  None: one token per sequence, tokens = seqs.
+        cu_seqlens_q: [seqs + 1] int32 | int64; sequence s has tokens cu_seqlens_q[s] to cu_seqlens_q[s + 1], exclusive.
+            None: one token per sequence, tokens = seqs.
 
-    Returns: [tokens] int64: page * page_size + slot; -1, which write_kv skips, for other ranks' keys and padding.
+    Returns: [tokens] int64, page * page_size + slot.  Other ranks' keys and padding have -1, which write_kv skips.
     """
     return slots_of(page_table, own_positions(positions, shard), page_size, cu_seqlens_q)
 
 
 def page_table(whole: Tensor, page_size: int, shard: Shard) -> Tensor:
-    """A rank's page table from one of whole sequences, where stripes are whole pages.
+    """Select a rank's part of a page table of whole sequences; a stripe must be a whole number of pages.
 
     Args:
-        whole: [seqs, max_pages] int32 | int64; entry p of a row is the page with positions p * page_size ... .
-        page_size: tokens in a page, of which a stripe is a multiple.
+        whole: [seqs, max_pages] int32 | int64; entry p of a row is the page of positions p * page_size to
+            (p + 1) * page_size, exclusive.
+        page_size: tokens in a page; `stripe` must be a multiple of page_size.
         shard: (rank, world, stripe), as in paged_attention.
 
-    Returns: [seqs, own pages], dtype of whole; the columns whose pages are the rank's own, in order.
+    Returns: [seqs, own pages], with the dtype of `whole`: the columns of the rank's own pages, in order.
     """
     check_shard("shard", shard)
     integer("page_size", page_size, 1, "an int")
@@ -96,22 +98,22 @@ def page_table(whole: Tensor, page_size: int, shard: Shard) -> Tensor:
 
 
 class Chunks(NamedTuple):
-    """A rank's query tokens of a prompt, and what paged_attention is told of them."""
+    """A rank's query tokens of a prompt, and the lengths that paged_attention takes for them."""
 
-    tokens: Tensor  # [tokens of this rank] int64, in the prompt
+    tokens: Tensor  # [tokens of this rank] int64: index of each token in the prompt
     seq_lens: Tensor  # [2] int32: keys up to the end of each chunk
     cu_seqlens_q: Tensor  # [3] int32
 
 
 def zigzag(tokens: int, rank: int, world: int, device: torch.device | str | None = None) -> Chunks:
-    """Chunks `rank` and `2 * world - 1 - rank` of a prompt's 2 * world, of the same number of tokens.
+    """Cut a prompt into 2 * world chunks of equal length; return chunks `rank` and `2 * world - 1 - rank`.
 
     Args:
-        tokens: of the prompt, a multiple of 2 * world.
-        rank, world: which rank of how many.
-        device: of the tensors.
+        tokens: length of the prompt, a multiple of 2 * world.
+        rank, world: this rank, and the number of ranks.
+        device: device of the tensors.
 
-    Returns: Chunks.  Together the two see as many keys on every rank.
+    Returns: Chunks.  The queries of a rank's two chunks together see equally many keys on every rank.
     """
     integer("world", world, 1, "an int")
     integer("tokens", tokens, 0, "an int")
@@ -125,15 +127,15 @@ def zigzag(tokens: int, rank: int, world: int, device: torch.device | str | None
 
 
 def gathered_table(tokens: int, page_size: int, world: int, device: torch.device | str | None = None) -> Tensor:
-    """The page table of a prompt whose keys lie as an all-gather of every rank's `zigzag` chunks leaves them.
+    """Page table over the keys of a prompt, in the order that an all-gather of every rank's `zigzag` chunks leaves.
 
-    The gathered [tokens, kv_heads, head_dim] are pages as they lie: `.view(-1, page_size, kv_heads, head_dim)`.
+    The gathered keys [tokens, kv_heads, head_dim] are a cache: `.view(-1, page_size, kv_heads, head_dim)`.
 
     Args:
-        tokens: of the prompt.
-        page_size: of which a chunk, tokens // (2 * world), is a multiple.
-        world: ranks.
-        device: of the tensor.
+        tokens: length of the prompt.
+        page_size: tokens in a page; a chunk of tokens // (2 * world) tokens must be a multiple of page_size.
+        world: number of ranks.
+        device: device of the table.
 
     Returns: [2, tokens // page_size] int32, a row for each of a rank's two chunks.
     """
@@ -141,6 +143,6 @@ def gathered_table(tokens: int, page_size: int, world: int, device: torch.device
     if pages * 2 * world * page_size != tokens:
         raise refused("tokens", f"a multiple of 2 * world * page_size = {2 * world * page_size}", tokens)
     chunk = torch.arange(2 * world, dtype=torch.int32)
-    place = torch.where(chunk < world, 2 * chunk, 2 * (2 * world - 1 - chunk) + 1)  # of a chunk among those gathered
+    place = torch.where(chunk < world, 2 * chunk, 2 * (2 * world - 1 - chunk) + 1)  # of a gathered chunk
     table = place[:, None] * pages + torch.arange(pages, dtype=torch.int32)[None, :]
     return table.flatten().expand(2, -1).contiguous().to(device)

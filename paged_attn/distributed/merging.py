@@ -1,7 +1,7 @@
-"""The states of all ranks joined: one exchange, then each rank joins the rows that it gives.
+"""merge: one exchange of the states of all ranks, then each rank joins the rows that it returns.
 
-States travel as float32, and are joined in the ranks' order by one code.  So every rank gets the bits of
-`merge_states` in one process, by every way.
+States travel as float32.  Collectives and Peers join them in the order of the ranks, by the same arithmetic.  Every
+rank thus gets the bits that `merge_states` gives in one process.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def merge(
     into: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention over the keys of all ranks from each rank's attention over its own.
+    """Join each rank's attention over its own keys into attention over the keys of all ranks.
 
-    Every rank calls it, with tensors of the same shapes.
+    Every rank calls this function, with tensors of equal shapes.
 
     Args:
         out: [tokens, heads, head_dim] float16 | bfloat16 | float32; results over this rank's keys, last axis
-            contiguous.  They are exchanged as float32: give float32 ones, or the parts are rounded before they join.
-        lse: [tokens, heads] float32; their log-sum-exps, minus infinity where the rank has no key.
+            contiguous.  Results are exchanged as float32; 16-bit results have been rounded before they join.
+        lse: [tokens, heads] float32; log-sum-exps of `out`, minus infinity for a row without a key on this rank.
         group: a torch.distributed process group, a DeviceMesh of one dimension, None for all processes, or Peers.
-        sinks: [heads] float16 | bfloat16 | float32; counted once, here.
-        give: "heads": rank r returns heads r * heads // world ... of all tokens; heads is a multiple of world.
-            "all": every rank returns everything.
-        into: [tokens, given heads, head_dim]; written and returned; its dtype decides what results are rounded to.
-            None: made by the call, of out's dtype.
+        sinks: [heads] float16 | bfloat16 | float32, all heads on every rank; counted once, here.
+        give: heads that each rank returns, for all tokens.  With "heads", rank r returns the r-th of `world` equal
+            parts of the heads; `heads` must be a multiple of `world`.  With "all", every rank returns all heads.
+        into: [tokens, given heads, head_dim]; written and returned.  Results are rounded to its dtype.
+            None: a new tensor with the dtype of `out`.
         return_lse: also return the log-sum-exps over all keys, sinks included.
 
     Returns:
@@ -80,7 +80,7 @@ def merge(
 def _sizes(
     out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor | None, give: str, world: int, peers: Peers | None
 ) -> Sizes:
-    """Everything the host can know about a merge: raises, or returns its sizes."""
+    """Check a merge's arguments, as far as the host knows them, and return its sizes."""
     door = Door()
     if peers is not None and peers.why_not is None:
         door.device, door.first = peers.device, "group"
@@ -95,7 +95,7 @@ def _sizes(
     if into is not None:
         door.sizes["given heads"] = given
         door.tensor("into", into, ("tokens", "given heads", "head_dim"), FLOAT)
-        no_overlap("into", into, out=out, lse=lse)  # rows of peers may come before all of this rank's are sent
+        no_overlap("into", into, out=out, lse=lse)  # peers' rows may be joined into it while this rank still sends rows
     device_of(out.device)
     return Sizes(tokens, heads, given, dims, world)
 
@@ -104,7 +104,7 @@ def by_collective(
     out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor, merged: Tensor | None, sizes: Sizes, group: Any,
     rank: int,
 ) -> None:  # fmt: skip
-    """Packed states in one all-to-all or, where every rank gives all rows, in one all-gather."""
+    """Exchange packed states in one all-to-all, or in one all-gather if ranks return all heads; then join them."""
     halves: Any = importlib.import_module(".packing" if device_of(out.device).in_torch else ".steps", __package__)
     sent = halves.packed(out, lse, sizes)
     came = groups.exchange(sent, group) if sizes.given < sizes.heads else groups.gather(sent[0], group)

@@ -1,6 +1,7 @@
-"""States of rows packed for an exchange: the sizes, alike on all ranks, and packing and joining in plain torch.
+"""Packing of states for an exchange: its sizes, which are equal on all ranks, and packing and joining in plain torch.
 
-`steps.packed` and `steps.unpacked` do the same by kernels.
+A state is a row's result over one rank's keys, and its log-sum-exp.  The rank that returns a row owns it.
+`steps.packed` and `steps.unpacked` pack and join by kernels.
 """
 
 from __future__ import annotations
@@ -14,38 +15,41 @@ from ..planning.dialects import torch_dialect
 from ..records.formats import cdiv
 
 GIVES = ("heads", "all")
-MAX_PROGRAMS = 128  # programs that wait for peers run side by side
-MAX_RANKS = 128  # peers: a thread of a program for each
+MAX_PROGRAMS = 128  # of an exchange between Peers: all must run at once, because each waits for other ranks
+MAX_RANKS = 128  # of Peers: a program has a thread for each rank
 
 
 class Sizes(NamedTuple):
-    """What decides the launches of a merge, alike on all ranks."""
+    """What decides the launches of a merge; equal on all ranks."""
 
     tokens: int
-    heads: int  # of each rank's results
-    given: int  # of a rank's joined rows
-    dims: int
-    world: int
+    heads: int  # of a rank's results before the exchange
+    given: int  # heads that a rank returns
+    dims: int  # width of results
+    world: int  # ranks
 
 
 def fours_of(sizes: Sizes) -> int:
-    """Rows of a block, by four: the next block begins on 16 bytes."""
+    """Return ceil(rows of a block / 4): each block is padded to groups of four rows and so begins at 16 bytes."""
     return cdiv(sizes.tokens * sizes.given, 4)
 
 
 def packed_shape(sizes: Sizes) -> tuple[int, int]:
-    """A block for each owner."""
+    """Return (blocks, float32 of a block): a block for each owner; a row has `dims` results and a log-sum-exp."""
     return sizes.heads // sizes.given, 4 * fours_of(sizes) * (sizes.dims + 1)
 
 
 def packed(out: Tensor, lse: Tensor, sizes: Sizes) -> Tensor:
-    """Return this rank's states in a block for each owner: results, then their log-sum-exps."""
+    """Pack out [tokens, heads, dims] and lse [tokens, heads] -> [owners, tokens * given * (dims + 1)] float32.
+
+    The block of an owner has the results of its heads, then their log-sum-exps.  It is not padded.
+    """
     blocks = [x.float().unflatten(1, (-1, sizes.given)).transpose(0, 1).flatten(1) for x in (out, lse)]
     return torch.cat(blocks, 1)
 
 
 def unpacked(into: Tensor, merged: Tensor | None, came: Tensor, sinks: Tensor | None, sizes: Sizes, rank: int) -> None:
-    """Join the blocks of all ranks."""
+    """Join blocks `came` of all ranks [world, ...] into `into` [tokens, given, dims] and `merged` [tokens, given]."""
     rows = sizes.tokens * sizes.given
     outs = came[:, : rows * sizes.dims].reshape(-1, sizes.tokens, sizes.given, sizes.dims)
     lses = came[:, rows * sizes.dims :].reshape(-1, sizes.tokens, sizes.given)

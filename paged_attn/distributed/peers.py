@@ -1,4 +1,4 @@
-"""Peers: ranks that store rows in each other's memory, and raise flags there."""
+"""Peers: ranks of one host exchange states in one launch, by stores and flags in each other's memory."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ PHASES = {"both": {}, "send": {"RECEIVE": False}, "receive": {"SEND": False}}
 
 
 class Peers:
-    """A group whose ranks are devices of one host that reach each other's memory: for `distributed.merge`.
+    """A group of ranks of one host whose devices reach each other's memory, for `distributed.merge`.
 
-    Made once, by every rank of the group alike, before CUDA graphs are captured; all of a model's layers use it, on one
-    stream.  A merge is then one launch: each program stores its rows with their owners, raises a flag there, waits for
-    the flags of others, and joins.  Calls in CUDA graphs and others may follow each other in any order, the same on
-    every rank.  Where ranks do not reach each other's memory, `why_not` says why and merges go through collectives of
-    the process group, as do those that are larger than `max_tokens`, `heads` and `head_dim` say.
+    Every rank of the group makes one Peers, with equal arguments, before it captures CUDA graphs.  All layers of a
+    model use this Peers, on one stream.
+
+    A merge is then one launch.  Each program stores its rows in the memory of their owners, raises a flag there, waits
+    for the flags of other ranks, and joins.  Eager merges and replays of CUDA graphs may follow each other in any order
+    that is equal on every rank.
+
+    Collectives of the process group serve all other merges: results of another width than `head_dim`, and merges in
+    which a rank returns more than `max_tokens * heads` rows.  If ranks do not reach each other's memory, collectives
+    serve every merge, and `why_not` has the reason.
 
     Args:
-        process_group: a torch.distributed process group or a DeviceMesh of one dimension; None: all processes.
-        max_tokens: the most query tokens of a merge that goes this way.
-        heads: the most query heads of a rank's results.
-        head_dim: dims of results.
-        timeout: seconds that a rank is waited for.  A merge that waits longer gives NaN, and every later one raises
-            RuntimeError; the CUDA context stays usable.
-        device: of the results; None: the current CUDA device, or the CPU without one and where kernels are interpreted.
+        process_group: a torch.distributed process group or a DeviceMesh of one dimension.  None: all processes.
+        max_tokens: upper bound on the query tokens of a merge.
+        heads: upper bound on the query heads of a rank's results.
+        head_dim: width of results.
+        timeout: seconds that a rank waits for another rank.  A merge that waits longer gives NaN, and every later merge
+            raises RuntimeError.  The CUDA context stays usable.
+        device: device of the results.  None: the current CUDA device, or the CPU if there is no CUDA device or kernels
+            are interpreted.
     """
 
     def __init__(
@@ -68,7 +74,7 @@ class Peers:
 
     def _size(self, max_tokens: int, heads: int, head_dim: int, timeout: float) -> None:
         self.timeout, self._dims = timeout, head_dim
-        self._room = -(-max_tokens * heads // 4) * 4  # rows that any rank may own
+        self._room = -(-max_tokens * heads // 4) * 4  # rows that one rank may return, a multiple of 4
         blocks, flags = 2 * self.world * self._room * (head_dim + 1), 2 * self.world * MAX_PROGRAMS
         self._count = blocks + flags
         if self.world > MAX_RANKS:
@@ -78,7 +84,7 @@ class Peers:
             raise refused("max_tokens", limit, f"{max_tokens} for {self.world} ranks")
 
     def _begin(self, own: Tensor, addresses: Sequence[int]) -> None:
-        """own: this rank's memory, all zero; addresses: of every rank's."""
+        """Keep this rank's memory `own`, which holds zeros, and the address of every rank's memory."""
         self._own = own
         self._addresses = tuple(addresses)
         self._turns = torch.zeros(MAX_PROGRAMS + 1, dtype=torch.int32, device=own.device)  # and FAILED
@@ -92,9 +98,10 @@ class Peers:
     def of_one_process(
         cls, world: int, *, max_tokens: int, heads: int, head_dim: int, timeout: float = 10.0, device: Any = None
     ) -> list[Peers]:
-        """Return ranks of one process on one device, for tests: their memory is slices of one tensor.
+        """Return a Peers for each of `world` ranks in one process on one device, for tests.
 
-        `send` and `receive` of each are to be called in any order in which no receive waits for a later send.
+        The memory of each rank is a slice of one tensor.  Callers call `exchange` of every rank with phase "send" and
+        with phase "receive", in any order in which no receive waits for a later send.
         """
         made = []
         for rank in range(world):
@@ -109,14 +116,14 @@ class Peers:
         return made
 
     def holds(self, sizes: Sizes) -> bool:
-        """Whether a merge goes this way."""
+        """Whether a merge of these sizes fits into the memory of peers; else collectives serve it."""
         return self.why_not is None and sizes.dims == self._dims and sizes.tokens * sizes.given <= self._room
 
     def exchange(
         self, out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor, merged: Tensor | None, sizes: Sizes,
         phase: str = "both",
     ) -> None:  # fmt: skip
-        """Join the states of all ranks; phase: "send" or "receive", one half of it."""
+        """Join the states of all ranks into `into` and `merged`; phases "send" and "receive" are the two halves."""
         if self._process != os.getpid():
             raise RuntimeError("Peers do not survive a fork: make them in the process that uses them")
         if self._absent.value:

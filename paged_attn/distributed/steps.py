@@ -1,4 +1,4 @@
-"""Launches of an exchange, with their arguments."""
+"""Launches of an exchange, with their arguments: pack and join around a collective, or one launch between Peers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..records import layout
 from ..records.formats import cdiv
 from .packing import MAX_PROGRAMS, MAX_RANKS, Sizes, fours_of, packed_shape
 
-ELEMENTS = 512  # of a rank's rows that a program handles at a time: 16 bytes of each thread
+ELEMENTS = 512  # float32 that a program handles at a time: 16 bytes of each of its 128 threads
 WARPS = 4
 
 
 class Way(NamedTuple):
-    """Where rows go that are stored with peers."""
+    """Memory of Peers, as the launches of one rank address it."""
 
-    addresses: Sequence[int]  # of every rank's memory
+    addresses: Sequence[int]  # of every rank's memory, this rank's included
     rank: int
-    room: int  # rows of a block
-    word: int  # address of what the host looks at
+    room: int  # rows of a block, upper bound
+    word: int  # address of the pinned int32 in which a kernel names an absent rank to the host
     timeout: int  # nanoseconds
 
 
@@ -36,7 +36,7 @@ def _compiled(sizes: Sizes, **more: Any) -> Exchange:
 
 
 def pack(sent: Any, out: Any, lse: Any, sizes: Sizes) -> Step:
-    """This rank's states into blocks for their owners."""
+    """Step that packs this rank's out [tokens, heads, dims] and lse [tokens, heads] into a block for each owner."""
     exchange = _compiled(sizes)
     grid = (sizes.heads // sizes.given * cdiv(sizes.tokens * sizes.given, exchange.BLOCK),)
     args = (sent, fours_of(sizes), layout.rows(out), lse, sizes.tokens, exchange, heads_of(sizes.heads, sizes.dims))
@@ -44,7 +44,7 @@ def pack(sent: Any, out: Any, lse: Any, sizes: Sizes) -> Step:
 
 
 def unpack(into: Any, merged: Any, came: Any, sinks: Any, sizes: Sizes, rank: int) -> Step:
-    """The blocks of all ranks joined."""
+    """Step that joins blocks `came` of all ranks into `into` [tokens, given, dims] and `merged` [tokens, given]."""
     exchange = _compiled(sizes)
     shape = heads_of(sizes.given, sizes.dims)
     args = (layout.rows(into), merged, came, fours_of(sizes), sinks, sizes.tokens, rank, exchange, shape)
@@ -53,7 +53,10 @@ def unpack(into: Any, merged: Any, came: Any, sinks: Any, sizes: Sizes, rank: in
 
 
 def to_peers(tensors: Sequence[Any], way: Way, sizes: Sizes, **more: Any) -> Step:
-    """Both in one launch; tensors: joined results and log-sum-exps, this rank's, sinks, turns."""
+    """Step that exchanges and joins in one launch, between Peers.
+
+    tensors: joined results and log-sum-exps (or None), this rank's results and log-sum-exps, sinks (or None), turns.
+    """
     into, merged, out, lse, sinks, turns = tensors
     exchange = _compiled(sizes, ROOM=way.room, FLAGS=MAX_PROGRAMS, THREADS=MAX_RANKS, **more)
     peers = (*way.addresses[way.rank + 1 :], *way.addresses[: way.rank + 1])
@@ -76,20 +79,20 @@ def launches_of(tensors: Sequence[Any], device: torch.device, way: Way, sizes: S
 
 
 def packed(out: Tensor, lse: Tensor, sizes: Sizes) -> Tensor:
-    """Return this rank's states in a block for each owner."""
+    """Pack out [tokens, heads, dims] and lse [tokens, heads] -> packed_shape(sizes) float32, a block for each owner."""
     sent = torch.empty(packed_shape(sizes), dtype=torch.float32, device=out.device)
     _launch([sent, out, lse], lambda sent, out, lse: pack(sent, out, lse, sizes))
     return sent
 
 
 def unpacked(into: Tensor, merged: Tensor | None, came: Tensor, sinks: Tensor | None, sizes: Sizes, rank: int) -> None:
-    """Join the blocks of all ranks."""
+    """Join blocks `came` of all ranks into `into` [tokens, given, dims] and `merged` [tokens, given]."""
     tensors = [into, merged, came, sinks]
     _launch(tensors, lambda into, merged, came, sinks: unpack(into, merged, came, sinks, sizes, rank))
 
 
 def _launch(tensors: list[Any], made: Callable[..., Step]) -> None:
-    """Launch what is made of these tensors."""
+    """Launch the step that `made` returns for these tensors, of which some may be None."""
     with arguments_for(tensors) as held:
         launches = Launches([made(*held)], tensors[0].device)
     launches.first(tuple([x for x in tensors if x is not None]))

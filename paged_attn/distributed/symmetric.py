@@ -1,8 +1,8 @@
 """Memory that all ranks of a host can write: torch's symmetric memory, which only this file touches.
 
-The interface of symmetric memory "may change without notice".  Where it is not as expected, or ranks do not reach
-each other's memory, `share` says so and collectives take its place.  Only addresses of peers are used: multicast is
-switched off before memory is shared.
+torch says that the interface of symmetric memory "may change without notice".  If the interface is not as expected, or
+ranks do not reach each other's memory, `share` returns the reason, and merges use collectives.  Kernels use addresses
+of peers alone: multicast is switched off before memory is shared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
 class Shared(NamedTuple):
-    """Memory of this rank, and where that of every rank lies, this one's too."""
+    """Memory of this rank, and the address of every rank's memory, this rank's included."""
 
     own: Tensor
     addresses: list[int]
@@ -26,7 +26,7 @@ class Shared(NamedTuple):
 
 
 def _module() -> Any:
-    """torch's module, or None where it is another than this file knows."""
+    """Return torch's module of symmetric memory; None if it lacks a function that this file calls."""
     try:
         import torch.distributed._symmetric_memory as found
     except ImportError:
@@ -35,33 +35,36 @@ def _module() -> Any:
 
 
 def share(count: int, device: torch.device, group: Any) -> Shared | str:
-    """So many zeroed float32 of each rank, or why ranks cannot share memory.
+    """Share `count` float32 zeros of each rank among all ranks, or return why ranks cannot share memory.
 
-    Every rank of the group calls it with the same count, and all get the same answer.
+    Every rank of the group calls this function with an equal count.  All ranks share memory, or all get one reason.
     """
     found = _first([_why_not_here(device), _where(device)], group) or _try(count, device, group)
     if isinstance(found, Shared):
         found.own.zero_()
         torch.cuda.synchronize(device)
-        dist.barrier(group)  # nobody writes before all is zero
+        dist.barrier(group)  # no rank writes before all memory holds zeros
     return found
 
 
 def _try(count: int, device: torch.device, group: Any) -> Shared | str:
-    """Share memory as torch does; if that fails on one rank, no rank has shared memory."""
+    """Share memory by torch; if this fails on one rank, every rank returns that rank's reason."""
     os.environ.setdefault(NO_MULTICAST, "1")
     symmetric, shared, error = _module(), None, None
     try:
         own = symmetric.empty(count, dtype=torch.float32, device=device)
         handle = symmetric.rendezvous(own, group)
         shared = Shared(own, [int(x) for x in handle.buffer_ptrs], handle)
-    except Exception as found:  # whatever it is: the others wait for this rank
+    except Exception as found:  # of any kind: other ranks wait for this rank's answer
         error = f"torch could not share memory: {type(found).__name__} {found}"
     return _first([error, None], group) or shared or ""
 
 
 def _first(own: list[Any], group: Any) -> str | None:
-    """Return the first reason of any rank; own: [reason of this rank or None, (host, device) of this rank or None]."""
+    """Return the first reason of any rank against sharing, equal on all ranks; None: there is none.
+
+    own: [reason of this rank or None, (host, device) of this rank or None].
+    """
     answers: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(answers, own, group=group)
     places = [place for _, place in answers if place is not None]
@@ -74,7 +77,7 @@ def _first(own: list[Any], group: Any) -> str | None:
 
 
 def _where(device: torch.device) -> tuple[Any, Any]:
-    """(host, device) of this rank; containers of one host are one host."""
+    """Return (host, device) of this rank; all containers of a host give the same host."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             host = file.read().strip()
@@ -86,7 +89,7 @@ def _where(device: torch.device) -> tuple[Any, Any]:
 
 
 def _why_not_here(device: torch.device) -> str | None:
-    """What this rank knows of it."""
+    """Return why this rank cannot share memory, as far as it knows without other ranks; None: nothing is against it."""
     if device.type != "cuda" or torch.version.hip:
         return f"memory is shared between CUDA devices, not on {device}"
     others = [i for i in range(torch.cuda.device_count()) if i != device.index]
