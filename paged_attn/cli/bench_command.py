@@ -16,7 +16,7 @@ import paged_attn
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
-    """Measure against every peer installed, on a GPU; needs a clone, where it is `make bench`, with its options."""
+    """Measure against every installed peer, on a GPU; needs a clone, where `make bench` takes the same options."""
     if not {"-h", "--help"}.isdisjoint(arguments) and not _in_checkout():
         click.echo(context.get_help())
         return
@@ -25,7 +25,7 @@ def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
 
 
 def of_checkout(module: str) -> ModuleType:
-    """Import a module of the benchmark, which uses the tests' cases, so that no wheel has it."""
+    """Import a module of the checkout's benchmarks; no wheel has them, because they use cases of the tests."""
     if not _in_checkout():
         raise click.UsageError(
             "benchmarks need a clone: they are part of the repository, not of the package; run `make bench` there"

@@ -78,10 +78,10 @@ MODEL: tuple[Decorated, ...] = (
     click.option("--heads", type=positive, default=32, show_default=True, help="Query heads."),
     click.option("--kv-heads", type=positive, default=8, show_default=True, help="Key and value heads."),
     click.option("--head-dim", type=click.IntRange(1, 576), default=128, show_default=True),
-    click.option("--value-dim", type=click.IntRange(1, 512), help="Of values and results.  [as --head-dim]"),
+    click.option("--value-dim", type=click.IntRange(1, 512), help="Width of values and results.  [as --head-dim]"),
     click.option("--latent", is_flag=True, help="Values are the first dims of keys: v_cache is k_cache[..., :N]."),
     click.option("--page-size", type=positive, default=16, show_default=True, help="Tokens in a page."),
-    click.option("--dtype", type=Dtype(HALF + FP8), default="bfloat16", show_default=True, help="Of q."),
+    click.option("--dtype", type=Dtype(HALF + FP8), default="bfloat16", show_default=True, help="Of queries."),
     click.option("--kv-dtype", type=Dtype(HALF + FP8), help="Of the cache.  [as --dtype]"),
     click.option("--side-by-side", is_flag=True, help="Caches are cache[..., :HEAD_DIM] and cache[..., HEAD_DIM:]."),
     click.option("--layout", type=click.Choice(LAYOUTS), default="NHD", show_default=True, help="Of the cache."),
@@ -90,11 +90,11 @@ MODEL: tuple[Decorated, ...] = (
         type=(click.IntRange(-1), click.IntRange(-1)),
         default=(-1, -1),
         metavar="LEFT RIGHT",
-        help='Keys seen before and behind a query\'s own, -1 = all.  A "sliding window W" is W-1 -1.',
+        help='Keys seen before and after a query\'s own, -1 = all.  A "sliding window W" is W-1 -1.',
     ),
-    click.option("--head-windows", is_flag=True, help="window_size is a tensor, of each query head."),
+    click.option("--head-windows", is_flag=True, help="window_size is a tensor: a window for each query head."),
     click.option("--causal/--not-causal", default=True, show_default=True),
-    click.option("--causal-seqs", is_flag=True, help="causal is a tensor, of each sequence."),
+    click.option("--causal-seqs", is_flag=True, help="causal is a tensor: a flag for each sequence."),
     click.option("--prefix-lens", is_flag=True, help="prefix_lens are given."),
     click.option("--spans", type=click.IntRange(0), default=0, help="R of [seqs, R, 2] spans."),
     *(option_of(x) for x in OF_MODELS if x.help),
@@ -102,7 +102,7 @@ MODEL: tuple[Decorated, ...] = (
     click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias."),
     click.option("--qq-mask", type=click.IntRange(0, 32), default=0, help="Words of 32 own keys of a qq_mask."),
     click.option("--query-positions", is_flag=True, help="query_positions are given."),
-    click.option("--token-scales", is_flag=True, help="q_scale is one of each token."),
+    click.option("--token-scales", is_flag=True, help="q_scale is a tensor: a scale for each token."),
     click.option("--score-mod", help="A user's function: package.module:function."),
     click.option("--score-mod-args", default="", help="Its arguments: float32,37 is a tensor and a number."),
     click.option("--new", is_flag=True, help="k_new and v_new are given."),
@@ -111,7 +111,7 @@ MODEL: tuple[Decorated, ...] = (
 
 
 class OfModel(click.Command):
-    """A verb with the options of `MODEL`; its error for --window with one number tells the two numbers to give."""
+    """A verb with the options of `MODEL`; if --window has one number, the error says which two numbers to give."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from paged_attn.serving.demo import ServedStep, Sizes
     from paged_attn.serving.trace import Request
 
-# Defaults for the device: a few requests of a small model in the interpreter, hundreds of requests on a GPU.
-# `cache` is the number of tokens in the cache.
-# `mean` is the mean prompt to which lengths are scaled down; None leaves them as they are.
+# Defaults: a few requests of a small model on a CPU, hundreds of requests on a GPU.  `cache` is the number of tokens in
+# the cache.  `mean` is the mean prompt length to which all lengths are scaled down; None leaves lengths unscaled.
 CPU: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=64, dtype="float32", layers=1, requests=24, budget=64)
 CPU |= dict(max_seqs=16, cache=512, mean=40, step_seconds=0.25, checked=0, bucket=1)
 GPU: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", layers=2, requests=512, budget=4096)
@@ -54,7 +53,7 @@ above_0 = click.FloatRange(0, min_open=True)
     "--checked", type=click.IntRange(0), help="Sequences of a step to check, over all layers, 0 = all.  [GPU 2]"
 )
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--processes", type=click.IntRange(0), help="That compile beforehand, 0 = none.  [one a core]")
+@click.option("--processes", type=click.IntRange(0), help="Processes that compile first, 0 = none.  [one a core]")
 @click.option("--output", type=click.Path(dir_okay=False), default="outputs/demo.png", show_default=True, help="A PNG.")
 @command_options.as_json
 def demo(as_json: bool, **given: Any) -> None:
@@ -108,7 +107,7 @@ def _check_output(path: Path) -> None:
 
 
 def _requests(chosen: dict[str, Any], people: Console) -> list[Request]:
-    """The first requests of the trace, at the given scale or one that suits the device; prints a line about them."""
+    """Read the first requests of the trace, scale their lengths as asked or to suit the device, and print a line."""
     from paged_attn.serving import trace
 
     path, wanted = chosen.get("trace"), chosen["requests"]
@@ -125,7 +124,7 @@ def _requests(chosen: dict[str, Any], people: Console) -> list[Request]:
 
 
 def _sizes(chosen: dict[str, Any], requests: list[Request]) -> Sizes:
-    """The sizes that the options ask for; raises UsageError if the scheduler cannot serve the requests with them."""
+    """Return the sizes that the options ask for.  Raises UsageError if the scheduler cannot serve the requests so."""
     from paged_attn.serving.demo import Sizes
 
     dtype = torch_dtype(chosen["dtype"])
@@ -163,7 +162,7 @@ def _sizes(chosen: dict[str, Any], requests: list[Request]) -> Sizes:
 def _compile(
     requests: Iterable[Request], sizes: Sizes, device: torch.device, processes: int | None, people: Console
 ) -> None:
-    """Compile the kernels of all steps in parallel before the first step, instead of one after the other."""
+    """Compile the kernels of all steps before the first step, in parallel processes."""
     if device.type == "cpu" or processes == 0:
         return
     from paged_attn.serving import first_kernels

@@ -14,7 +14,7 @@ from paged_attn.cli.printing import print_json, print_rows
 @click.command(cls=command_options.OfModel)
 @click.option("--batch", type=positive, help="Sequences, where --queries and --keys name one length each.")
 @click.option("--queries", default="1", show_default=True, help="Query tokens of each sequence: 1, or 1x2048,63x1.")
-@click.option("--keys", default="4096", show_default=True, help="Keys of each, the call's own with them: 64x4096.")
+@click.option("--keys", default="4096", show_default=True, help="Keys of each sequence, new ones included: 64x4096.")
 @command_options.of_model
 @click.option("--sinks", is_flag=True, help="sinks are given.")
 @click.option("--gate", is_flag=True, help="gate is given.")

@@ -22,7 +22,7 @@ from paged_attn.launching import triton_version
 VARIABLES = {
     "PAGED_ATTN_CHECK": "1: every call is checked on the device, as by check=True; without a GPU, unless 0",
     "PAGED_ATTN_DIALECT": "torch: every call in plain torch; interpreter: Triton's kernels, interpreted",
-    "PAGED_ATTN_HOPPER": "0: no Hopper kernels; 1: them, also under a Triton that is not known",
+    "PAGED_ATTN_HOPPER": "0: no Hopper kernels; 1: Hopper kernels, also under a Triton that is not known",
     "PAGED_ATTN_PREPARE": "0: an engine's kernels are compiled when a call first needs them, not before any",
     "TRITON_INTERPRET": "1: as PAGED_ATTN_DIALECT=interpreter; 0: kernels are compiled, also without a GPU",
     "TRITON_CACHE_DIR": "where compiled kernels are kept, instead of ~/.triton/cache",

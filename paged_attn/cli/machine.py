@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76  # of CUdevice_attribute
+MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76  # numbers of CUdevice_attribute
 
 
 class Torch(NamedTuple):

@@ -22,14 +22,14 @@ SCALES = ["number", "tensor", "per_head", "per_seq"]
 @click.option("--scales", type=click.Choice(SCALES), default="number", show_default=True)
 @click.option("--integers", type=click.Choice(["int32", "int64"]), default="int32", show_default=True)
 @click.option("--page-stride", type=click.IntRange(0), default=0, help="Slots from page to page.  [as --page-size]")
-@click.option("--page-indices", type=click.Choice(["int32", "int64"]), help="Of a ragged page table.  [it is dense]")
+@click.option("--page-indices", type=click.Choice(["int32", "int64"]), help="Indices of a ragged table.  [it is dense]")
 @click.option("--max-seqs", type=positive, default=256, show_default=True, help="Sequences of a step, at most.")
 @click.option("--max-tokens", type=positive, default=8192, show_default=True, help="Query tokens of a step.")
 @click.option("--max-seqlen", type=positive, default=131072, show_default=True, help="Keys of a sequence.")
-@click.option("--processes", type=positive, help="That compile side by side.  [one a core]")
-@click.option("--host", type=click.Choice(["vllm"]), help="Of calls as its plug-in makes them, which finds them then.")
-@click.option("--drafts", type=click.IntRange(0), default=0, help="Of that host's decodes, beside a token.")
-@command_options.device("Compile for it, as for an image; this machine needs none.  [this GPU]")
+@click.option("--processes", type=positive, help="Processes that compile side by side.  [one a core]")
+@click.option("--host", type=click.Choice(["vllm"]), help="Compile what this host's plug-in will ask for.")
+@click.option("--drafts", type=click.IntRange(0), default=0, help="Draft tokens of a decode in that host.")
+@command_options.device("GPU to compile for; this machine need not have it.  [this GPU]")
 @command_options.as_json
 def prepare(as_json: bool, **given: Any) -> None:
     """Compile all kernels that a model's calls can reach, side by side, into Triton's cache on disk."""

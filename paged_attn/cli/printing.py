@@ -30,7 +30,7 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(rows: Iterable[tuple[str, str]], to: Console | None = None) -> None:
-    """Print rows of a name and a text, which is wrapped beside the name."""
+    """Print rows (name, text); a long text wraps inside its own column."""
     from rich.console import Console
     from rich.table import Table
 
