@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from paged_attn.serving.demo import ServedStep, Sizes
     from paged_attn.serving.trace import Request
 
-# Defaults: a few requests of a small model on a CPU, hundreds of requests on a GPU.  `cache` is the number of tokens in
-# the cache.  `mean` is the mean prompt length to which all lengths are scaled down; None leaves lengths unscaled.
+# Defaults: a few requests of a small model on a CPU, hundreds of requests on a GPU.
+# Tokens of the cache are `cache`.  All lengths are scaled down to a mean prompt of `mean`; None leaves them unscaled.
 CPU: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=64, dtype="float32", layers=1, requests=24, budget=64)
 CPU |= dict(max_seqs=16, cache=512, mean=40, step_seconds=0.25, checked=0, bucket=1)
 GPU: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", layers=2, requests=512, budget=4096)

@@ -1,7 +1,7 @@
 """Kernels of an engine, compiled before its first request, for every host that knows its sizes beforehand.
 
 A host says what it serves.  If several processes of a machine want equal kernels, one process compiles and the rest
-wait.  Kernels on disk cost only a look for their files.
+wait.  If all kernels are on disk, nothing is compiled: their files are looked up.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.formats import is_fp8
 
 VARIABLE = "PAGED_ATTN_PREPARE"
-SECONDS = 600.0  # the longest wait of a first call for kernels: a hundred times what many processors need
+SECONDS = 600.0  # that a first call waits for kernels, at most: a hundred times what many processors need
 LATER = "paged_attn: kernels will be compiled when a call first needs them: {}: {}"
 OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}  # fields of all layers' models
-_done: set[Served | Padded] = set()  # what this process has asked for: hosts make their builders more than once
+_done: set[Served | Padded] = set()  # what this process has asked for: a host may make its builders more than once
 
 
 def ready(
     served: Callable[[], Iterable[Served]], device: torch.device | Device, tell: Callable[[str], object],
     warn: Callable[[str], object],
 ) -> Summary | None:  # fmt: skip
-    """Compile the kernels of usual steps and wait; compile all other kernels in the background; tell it in one line.
+    """Compile the kernels of usual steps and wait; compile all other kernels in the background; report in one line.
 
     Nothing happens where kernels are interpreted, where VARIABLE is 0, and on devices other than CUDA's.  An error is
-    only told: kernels are then compiled when a call first needs them.
+    only reported: kernels are then compiled when a call first needs them.
 
-    Returns: what was done, or None for nothing.
+    Returns: numbers of kernels and of those compiled now, and seconds.  None: nothing was to be done.
     """
     if not wanted(device):
         return None
@@ -136,7 +136,7 @@ def _on_the_cpu() -> AbstractContextManager[object]:
 
 
 def _few(work: ModelBatches, facts: Device) -> ModelBatches:
-    """Keep the batches that together need all kernels; many batches are left to the processes."""
+    """Reduce the batches to those that need all kernels; processes do so themselves for more than CHUNK batches."""
     return work if len(work.batches) > CHUNK else work._replace(batches=distinct(work.model, work.batches, facts))
 
 

@@ -1,8 +1,8 @@
 """Score modifiers of models that hosts serve.
 
-alibi_sqrt: ALiBi of square roots (Step).  temperature: a temperature by position (Grok); it applies after the softcap,
-so softmax_scale cannot express it.  chunks_back: chunks of positions, of which a query sees its own and some before it
-(vLLM's chunk_lookback).
+- `alibi_sqrt`: ALiBi of square roots (Step).
+- `temperature`: a temperature by position (Grok).  It applies after the softcap, so softmax_scale cannot express it.
+- `chunks_back`: a query sees its own chunk of positions and some chunks before it (vLLM's chunk_lookback).
 """
 
 from __future__ import annotations

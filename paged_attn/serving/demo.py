@@ -59,9 +59,9 @@ class Sizes:
     budget: int  # tokens in a step
     max_seqs: int  # sequences in a step
     step_seconds: float  # of the trace's time
-    checked: int | None  # sequences of a step compared with the reference, over all layers; None = all, in each
+    checked: int | None  # compared sequences of a step, in all layers together; None: all, in each layer
     seed: int
-    bucket: int = 1  # bounds on keys are multiples of it, as in engines: a call of a new kind is checked and planned
+    bucket: int = 1  # bounds on keys are multiples of it, as in engines, so that most calls repeat an earlier kind
 
     checked_tokens = 64  # adjacent tokens of each checked sequence, if `checked` is given
 

@@ -25,7 +25,7 @@ __all__ = [
 
 
 def _sign(function: Callable[..., Any], first: tuple[str, ...]) -> None:
-    """Give a function a signature, in which hosts look for arguments: the first order, then names of other orders."""
+    """Give a function a signature, which hosts inspect: arguments of the first order, then names of other orders."""
     order, *others = ORDERS[function.__name__].values()
     places = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in first]
     places += [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in order]

@@ -89,9 +89,9 @@ def window_of(given: dict[str, Any]) -> tuple[int, int]:
 
 
 def scales_of_scores(given: dict[str, Any], q: Tensor, k: Tensor) -> tuple[Any, Any]:
-    """(q_scale, k_scale).  With a row for each sequence, k_scale is their product and q_scale is 1.
+    """Return (q_scale, k_scale).  If q_descale has a row for each sequence, k_scale is the product and q_scale is 1.
 
-    paged_attention might read the rows of q_scale as rows of tokens.
+    The reason: paged_attention could take such rows for a scale of each token.
     """
     q_scale, k_scale = scale(given.get("q_descale"), q), scale(given.get("k_descale"), k)
     if not isinstance(q_scale, Tensor) or q_scale.ndim < 2:
@@ -126,7 +126,7 @@ def int32(lengths: Tensor) -> Tensor:
 
 
 def dense(x: Tensor) -> Tensor:
-    """The tensor, copied if its last axis is not contiguous."""
+    """Return x, or a copy if its last axis is not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -164,8 +164,8 @@ def latent(
     """Join q [tokens, heads, rope] with given["qv"] [tokens, heads, rank], and k [..., rope] with v [..., rank].
 
     Scores are q k + qv v, so a whole key is the value and then the rotated part, as they lie in the cache.  With
-    only_qv, or where q is None or has no dims, keys are the values.  own: k and v are no cache, and are copied if their
-    memory is not adjacent.
+    only_qv, or where q is None or has no dims, keys are the values.  If `own` is true, k and v
+    are no cache: unless their memory is adjacent, they are copied into one tensor.
     """
     qv = given["qv"]
     if qv.ndim != 3:

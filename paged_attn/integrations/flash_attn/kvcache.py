@@ -213,7 +213,7 @@ def _slots(new: Tokens, cached: Tensor, table: Tensor, page_size: int) -> Tensor
 def _without_left(
     left: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, lens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(K, V, table, lens) of a cache as pages of one token, in which sequence s begins at its key left[s]."""
+    """Drop the first left[s] keys of each sequence s: (K, V, table, lens) of the cache as pages of one token."""
     k, v, of_page, of_slot = _by_token(k_cache, v_cache)
     size, columns = k_cache.shape[1], table.shape[1]
     at = left[:, None] + torch.arange(columns * size, dtype=torch.int32, device=table.device)
@@ -222,9 +222,10 @@ def _without_left(
 
 
 def _by_token(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, int, int]:
-    """(K, V, steps from page to page, steps from slot to slot) of caches as pages of one token, a step apart.
+    """View caches as pages of one token: (K, V, ids from page to page, ids from slot to slot).
 
-    If heads lie between slots, pages overlap, which is fine for reading.
+    Pages of consecutive ids begin one step apart, the common divisor of the strides of pages and slots.  If heads lie
+    between slots, such pages overlap, which is fine for reading.
     """
     (k, *steps), (v, *others) = _steps(k_cache), _steps(v_cache)
     if steps != others:  # one table cannot name both
@@ -233,7 +234,7 @@ def _by_token(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, int, in
 
 
 def _steps(cache: Tensor) -> tuple[Tensor, int, int]:
-    """One cache as in `_by_token`: (pages, steps from page to page, steps from slot to slot)."""
+    """View one cache as in `_by_token`: (pages, ids from page to page, ids from slot to slot)."""
     page, slot = (n if size > 1 else 0 for n, size in zip(cache.stride()[:2], cache.shape[:2]))
     step = math.gcd(page, slot) or 1
     count = (max(cache.shape[0], 1) - 1) * page // step + (cache.shape[1] - 1) * slot // step + 1

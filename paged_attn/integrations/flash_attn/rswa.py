@@ -4,8 +4,8 @@ A query sees earlier keys that lie in the prompt, or less than a window before t
 paged_attention show a prefix to all queries, also keys behind a query, which queries of the prompt must not see.
 
 Queries in the prompt therefore become a separate sequence.  Its prefix ends before its first query.  All its queries
-get the position of the first one, so that the window hides no query's key from another query.  Causality counts places,
-which do not change.
+get the position of the first one, so that the window hides no query's key from another query.  Causal masks go by the
+order of keys, which does not change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Split(NamedTuple):
-    """Arguments of paged_attention for a batch with two sequences for each: queries in the prompt, and behind it."""
+    """Arguments of paged_attention for two sequences in place of each: its queries in the prompt, and its others."""
 
     page_table: Tensor
     seq_lens: Tensor

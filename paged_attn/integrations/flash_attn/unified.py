@@ -16,11 +16,15 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
     """Attention of ragged queries over pages, in vLLM's and AITER's orders.
 
     Args:
-        q, out: [tokens, heads, head_dim]; out is written and returned.
-        k, v: [pages, page_size, kv_heads, head_dim], dtype of q, or fp8.
-        cu_seqlens_q [seqs + 1], seqused_k [seqs], block_table [seqs, max_pages]: int32 | int64.
-        max_seqlen_q, max_seqlen_k: upper bounds, ints.
-        softmax_scale, softcap, alibi_slopes, qq_bias, sinks: as in paged_attention.
+        q: [tokens, heads, head_dim].
+        out: [tokens, heads, head_dim]; written and returned.
+        k: [pages, page_size, kv_heads, head_dim], dtype of q, or fp8.
+        v: as k.
+        cu_seqlens_q: [seqs + 1] int32 | int64.
+        seqused_k: [seqs] int32 | int64.
+        block_table: [seqs, max_pages] int32 | int64.
+        max_seqlen_q: upper bound, int.
+        max_seqlen_k: upper bound, int.
         causal: True, False, or bool [seqs].
         window_size: (left, _).  A query sees `left` keys before it and, if it is not causal, `left` keys behind it.
         mm_prefix_range: [seqs, R, 2] int32 | int64; ranges (first, last), both included, whose tokens see each other.
@@ -31,6 +35,8 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
             (left + 1) // (chunk_lookback + 1) positions.  -1: no chunks.
         q_descale, k_descale, v_descale: as in flash_attn_varlen_func.
         output_scale: float or [1] float32, for an fp8 out.
+
+    The arguments softmax_scale, softcap, alibi_slopes, qq_bias and sinks are as in paged_attention.
 
     Returns: out.
     ALiBi follows vLLM's kernel: slope * (position of the key - position of the query), also for later keys.

@@ -43,20 +43,25 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
         seqused_q: [seqs] int32; number of queries that count, from the first of each sequence.  Other rows are zeros.
         seqused_k: [seqs] int32; keys of each sequence, instead of the differences of cu_seqlens_k.
-        block_table | page_table: [seqs, max_pages] int32 | int64; entries past the last key may hold anything.
-        qv | q_v: [tokens, heads, rank], for latent attention, as in flash_attn_with_kvcache.  Without a table, k and v
-            may be separate tensors, which are copied into one.
+        block_table: [seqs, max_pages] int32 | int64, also named page_table.  Entries past the last key may hold
+            anything.
+        qv: [tokens, heads, rank], also named q_v, for latent attention, as in flash_attn_with_kvcache.  Without a
+            table, k and v may be separate tensors, which are copied into one.
         dynamic_causal: [seqs] bool or int; which sequences are causal, in place of causal.
-        attention_chunk: positions in a chunk; a query sees only keys of its own chunk.  0: no chunks.
-        softmax_scale, causal (False), window_size, softcap, s_aux | learnable_sink | sinks [heads], out: as in
-            paged_attention.  window_size may hold None for no limit.
+        causal: False by default.
+        window_size: (left, right) as in paged_attention; None is no limit, as -1 is.
+        attention_chunk: positions in a chunk; a query sees only keys of its own chunk.  Without chunks 0.
+        sinks: [heads], also named s_aux or learnable_sink, as in paged_attention.
         alibi_slopes: [heads] or [seqs, heads]; adds -slope * |position of the query - position of the key|.
-        q_descale, k_descale, v_descale: float, [1], [kv_heads] or [seqs, kv_heads], for fp8 tensors.
-        return_attn_probs, return_softmax_lse, return_lse: also return the log-sum-exp [heads, tokens] float32.
+        q_descale: float, [1], [kv_heads] or [seqs, kv_heads], for fp8 queries.
+        k_descale, v_descale: as q_descale, for fp8 keys and values.
+        return_lse: also return the log-sum-exp [heads, tokens] float32.  FlashAttention's versions name this argument
+            return_attn_probs or return_softmax_lse.
 
-    Arguments that steer only how results are computed (num_splits, pack_gqa, scheduler_metadata, ...) are ignored.
-    Without a table, a call is fastest if both cu_seqlens are one tensor.  Otherwise few queries read pages of one
-    token, and many queries read a copy of the keys.  No host sync; can be captured in a CUDA graph.
+    The arguments softmax_scale, softcap and out are as in paged_attention.  Arguments that steer only how results are
+    computed (num_splits, pack_gqa, scheduler_metadata, ...) are ignored.  Without a table, a call is fastest if both
+    cu_seqlens are one tensor.  Otherwise few queries read pages of one token, and many queries read a copy of the keys.
+    There is no host sync, and calls can be captured in a CUDA graph.
 
     Returns: [tokens, heads, head_dim], or (out, lse).  FlashAttention-2's return_attn_probs gives (out, lse, None).
         FlashAttention-4's order always gives (out, lse or None).  Rows that see no key are zeros with an LSE of minus
@@ -131,7 +136,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 def without_unused(
     used: Tensor, keys: Keys, lens: Tensor, starts: Tensor, given: dict[str, Any]
 ) -> tuple[Keys, Tensor, Tensor, dict[str, Any]]:
-    """A batch of twice the sequences: the first `used` queries of each with its keys, then other queries without."""
+    """Cut each sequence in two: the first `used` queries with all keys, and the other queries without keys."""
     begin, end = starts[:-1], starts[1:]
     by_seq = {name: twice(given[name]) for name, axes in OF_SEQS.items() if getattr(given.get(name), "ndim", 0) == axes}
     starts = torch.cat([pairs(begin, torch.minimum(begin + used, end)), end[-1:]])

@@ -1,4 +1,4 @@
-"""The backend: SGLang hands it each batch, then the queries, keys and values of each layer."""
+"""SGLang's attention backend: it is given each batch, then queries, keys and values of each layer."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def window_of(layer: Any) -> tuple[int, int]:
 
 
 def positions_of(layer: Any, tables: Tables) -> Tensor | None:
-    """Positions of nodes in draft trees, by which windows count; None without a window."""
+    """Return positions of nodes in draft trees if the layer has a window, which goes by positions; else None."""
     return None if window_of(layer) == (-1, -1) else tables.query_positions
 
 

@@ -1,7 +1,7 @@
 """The backend for latent attention (MLA): absorbed queries over SGLang's pool of latents, or expanded keys.
 
-SGLang decides between both (`method_of`).  The sizes of a layer's call tell which one it is: sizes of a latent, or of
-a head.
+SGLang chooses one of the two for each batch (`method_of`).  The sizes of a layer's call tell them apart: sizes of a
+latent, or of a head.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LatentBackend(Backend):
         super().__init__(runner)
         pool = getattr(self.token_to_kv_pool, "full_kv_pool", self.token_to_kv_pool)
         _refuse_pool(pool, self.slots.window_pool)
-        self.kv_index_translator = runner.kv_index_translator  # SGLang lists contexts' slots with it
+        self.kv_index_translator = runner.kv_index_translator  # SGLang lists slots of contexts by this attribute
         self.rank, self.dims = pool.kv_lora_rank, pool.kv_cache_dim
         self.key_starts: Tensor | None = None
 
@@ -39,7 +39,7 @@ class LatentBackend(Backend):
 
     def _attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool,
                 others: dict[str, Any]) -> Any:  # fmt: skip
-        """Store and attend; q is [tokens, heads * dims], or lacks its rotated part, which then is `q_rope`."""
+        """Store and attend; q is [tokens, heads * dims].  If q_rope is given, it is the rotated part, which q lacks."""
         q_rope, k_rope, sinks = (others.pop(name, None) for name in ("q_rope", "k_rope", "sinks"))
         refuse_layer(layer, others)
         if layer.attn_type != AttentionType.DECODER or layer.xai_temperature_len > 0:
@@ -60,7 +60,7 @@ class LatentBackend(Backend):
         return self._expanded(q, k, v, layer, batch, tables, sinks)
 
     def _store(self, k: Tensor, v: Tensor | None, k_rope: Tensor | None, layer: Any, batch: Any) -> None:
-        """Store latents, and rotated parts, in one or two tensors; the pool takes no scale, so fp8 is divided here."""
+        """Store latents and rotated parts, given in one or two tensors; divide fp8 here, as the pool takes no scale."""
         where = KVWriteLoc.for_batch(batch)
         if layer.k_scale is not None and self.token_to_kv_pool.dtype.itemsize == FP8_BYTES:
             k, k_rope = k / layer.k_scale, None if k_rope is None else k_rope / layer.k_scale
@@ -130,10 +130,10 @@ class LatentBackend(Backend):
 
 
 def method_of(attention: Any, batch: Any) -> Any:
-    """How DeepSeek's models call attention: as with FlashAttention-3.
+    """Return how DeepSeek's models call attention: as with FlashAttention-3.
 
-    Prompts come with expanded keys, also for cached contexts, at once or in chunks.  All other calls come absorbed; on
-    a deterministic server, prompts as well.
+    Prompts have expanded keys, also for cached contexts, at once or in chunks.  All other calls are absorbed.  On a
+    deterministic server, prompts are absorbed, too.
     """
     from sglang.srt.models.deepseek_common.attention_backend_handler import handle_attention_fa3
 

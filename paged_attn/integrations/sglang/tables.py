@@ -58,7 +58,7 @@ class Slots(NamedTuple):
         return most if known is None else min(most, -(-known // bucket) * bucket)
 
     def ragged(self, requests: Tensor, lens: Tensor, bound: int, indptr: Tensor, indices: Tensor) -> None:
-        """Write SGLang's kv_indptr and kv_indices to the begin of indptr and indices; lens are at most `bound`."""
+        """Write SGLang's kv_indptr and kv_indices into the first entries of indptr and indices; lens are <= bound."""
         from sglang.kernels.ops.attention.kv_indices import create_flashinfer_kv_indices_triton as copy_rows
 
         seqs = len(lens)
@@ -142,7 +142,7 @@ class Captured:
         wide = slots.window_pool is not None
         self.slots, self.most = slots, most
         self.pages = torch.zeros(most, -(-keys // slots.page_size), dtype=torch.int32, device=device)
-        self.starts = torch.zeros(most + 1, dtype=torch.int32, device=device)  # of rows, where `pages` is one list
+        self.starts = torch.zeros(most + 1, dtype=torch.int32, device=device)  # kv_indptr, for pages of one token
         self.window = torch.zeros(most, keys, dtype=torch.int32, device=device) if wide else None
         self.window_slots = torch.zeros(max(most, tokens), dtype=torch.int64, device=device) if wide else None
         self.lens = torch.zeros(most, dtype=torch.int32, device=device)

@@ -46,7 +46,7 @@ def mask_words(seen: Tensor, seqs: int, count: int) -> Tensor:
 
 
 def mask_of(seqs: int, device: Any) -> Any:
-    """Buffer for masks of draft trees, in which columns are drafts without contexts; None without speculation."""
+    """Return a buffer for masks of draft trees, whose columns are drafts alone; None without speculation."""
     from sglang.srt.layers.attention.verify_mask import VerifyMask, tree_mask_numel
     from sglang.srt.runtime_context import get_spec
     from sglang.srt.speculative.eagle_utils import TreeMaskMode

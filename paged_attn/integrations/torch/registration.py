@@ -1,4 +1,4 @@
-"""How torch comes to call this library: a name in torch's list, and stand-in kernels while that name is active."""
+"""Registration with torch: a name in torch's list, and stand-in kernels while that name is active."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def attend(
     if refused:
         raise NotImplementedError(f"paged_attn as torch's flash attention: {refused}")
     assert cum_seq_q is not None
-    invariant = num_splits == 1  # torch's callers so ask for results that do not depend on the batch
+    invariant = num_splits == 1  # by this, torch's callers ask for results that do not depend on the batch
     query, key, value = dense(query), dense(key), dense(value)
     keys, seq_lens = _keys(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table, invariant)
     left, right = (-1 if x is None or x < 0 else x for x in (window_size_left, window_size_right))
@@ -106,7 +106,7 @@ def _keys(
     if cum_seq_k is None:
         raise NotImplementedError("paged_attn as torch's flash attention: cum_seq_k is None without a block_table")
     lens = cum_seq_k[1:] - cum_seq_k[:-1] if seqused_k is None else seqused_k
-    # Keys outside a cache are read as they lie, but not by batch-invariant kernels.
+    # Kernels read keys outside a cache without a copy; batch-invariant kernels have no such keys.
     if seqused_k is None and not invariant and query.shape[0] == key.shape[0] and same(cum_seq_q, cum_seq_k):
         return Keys(key.unsqueeze(1), value.unsqueeze(1), lens[:, None], new=True), lens
     rows = max_q * (query.shape[1] // max(key.shape[1], 1))
@@ -114,6 +114,6 @@ def _keys(
 
 
 def rest(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a forward pass returns behind the log-sum-exp: dropout states and a debug mask, which nobody reads."""
+    """Return what follows the log-sum-exp in a forward pass: dropout states and a debug mask, which nobody reads."""
     state = torch.empty(2, dtype=torch.uint64, device=query.device)
     return state, torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0)

@@ -47,7 +47,7 @@ class Metadata(AttentionMetadata):
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
-    """Builder without arithmetic: lengths stay on the device, and graphs may be replayed with other lengths."""
+    """Builder that computes nothing from lengths: they stay on the device, and graphs may be replayed with others."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
     supports_update_block_table: bool = True
@@ -136,7 +136,7 @@ class Prompts:
         return mine
 
     def applied(self, metadata: Metadata, lens: Tensor | None) -> Metadata:
-        """The batch with prefixes; a sequence of several tokens becomes two: tokens in the prompt, and behind it."""
+        """Add prefixes to a batch's metadata; cut sequences of several queries in two, at the end of the prompt."""
         m = metadata
         prompts = self.tell(lens, len(m.seq_lens))
         if m.max_query_len == 1:  # no key of a prefix lies behind a single query
@@ -151,6 +151,6 @@ class Prompts:
 
 
 def prompts_of(vllm_config: Any, device: Any) -> Prompts | None:
-    """A model's Prompts; None for models without R-SWA, which are all but one."""
+    """Return a model's Prompts; None for models without R-SWA, which are all but one."""
     window = getattr(vllm_config.model_config, "rswa_window", None)
     return None if window is None else Prompts(window, vllm_config.scheduler_config.max_num_seqs, device)
