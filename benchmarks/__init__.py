@@ -1,1 +1,1 @@
-"""Measuring the library against its peers."""
+"""Benchmarks of the library beside its peers."""

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks` does: options.py says it."""
+"""`python -m benchmarks`; its options are in options.py."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run(asked: argparse.Namespace) -> None:
 
 
 def _suites(asked: argparse.Namespace) -> Iterator[tuple[str, Sequence[Case], dict[str, Any]]]:
-    """(name, cases, what else to record) of each suite; `trace` is one suite per budget."""
+    """Yield (name, cases, further facts to record) of each suite; `trace` is one suite for each budget."""
     for suite in asked.suites:
         if suite == "trace":
             for cut in traces.cuts(asked.trace, *((200, 2) if asked.quick else ())):
@@ -104,7 +104,7 @@ def _print(done: dict[str, Any], console: Console) -> None:
 
 
 def _cliffs(quick: bool, rounds: int, output: Path, console: Console) -> dict[str, Any]:
-    """Measure and keep the cliff map; its JSON."""
+    """Measure the cliff map, write it and return its JSON."""
     limits = measure.ceilings()
     axes = cliffs.QUICK if quick else cliffs.AXES
     seconds, left_out = cliffs.measure_map(axes, limits, rounds)
@@ -118,7 +118,7 @@ def _cliffs(quick: bool, rounds: int, output: Path, console: Console) -> dict[st
 
 
 def _draw(output: Path, console: Console) -> None:
-    """The pictures of all JSON in a folder, also of suites that ran before."""
+    """Draw the pictures of all JSON in a folder, also of earlier runs."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(output.glob("*.json"))]
     suites = [one for one in found if any(result["seconds"] for result in one.get("results", ()))]
     maps = [one for one in found if one.get("cells")]
@@ -133,7 +133,7 @@ def _draw(output: Path, console: Console) -> None:
 
 
 def _headline(folder: Path, output: Path, console: Console) -> None:
-    """The README's tables, that of the page of performance, and the picture, from a folder's JSON."""
+    """Print the tables of README and of the page of performance, and draw the picture, from a folder's JSON."""
     for table in (headline.beside_peers, headline.portable_beside_vllm, headline.table):
         for line in (*table(folder), ""):
             console.print(line, markup=False, soft_wrap=True)

@@ -1,13 +1,13 @@
-"""The same cases with several versions of this project on one card: what a change brings.
+"""Time cases with several versions of this project on one card, to see what a change brings.
 
     python -m benchmarks.beside ../before . decode --only "b1 x" --cells 3x64x16384
 
     python -m benchmarks.beside . .:build/triton-3.9.0 decode prefill --output beside.json
 
-A version is a folder with a checkout; `git archive COMMIT | tar -x -C FOLDER` makes one.  Behind a colon it may name a
-folder of packages, such as another Triton.  Each is timed in processes of its own, in turns: one that has timed many
-other kernels takes up to 12% longer for some.  What a version does not know or cannot do is left out, and results that
-are not those of the first version are told.
+A version is a folder with a checkout; `git archive COMMIT | tar -x -C FOLDER` makes one.  A colon and a folder of
+packages, such as another Triton, may follow.  Versions are timed in turns, each turn in a new process: in a process
+that has timed many other kernels, some kernels take up to 12% longer.  Cases that a version does not know or cannot run
+are left out.  Results that differ from those of the first version are reported.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SAMPLED = 200_000  # results of a case that are compared, about
-AGREE = 4e-3  # of their difference, in norm: two roundings to 8 bits
+SAMPLED = 200_000  # numbers of a result that are compared, about
+AGREE = 4e-3  # relative error in 2-norm up to which results agree: two roundings to 8 bits
 
 
 class Version(NamedTuple):
-    """A checkout, and what its Python looks into before its own packages."""
+    """A checkout, and a folder of packages that its Python searches before its own."""
 
     folder: Path
     packages: Path | None = None
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for version, result, times in zip(options.versions, results, seconds):
                     for name, time in _finish(_start(version, names, options.rounds, result)).items():
                         times.setdefault(name, []).append(time)
-        finally:  # whoever stops it in the middle is told what there is
+        finally:  # an interrupted run prints what it has measured
             console.print(table(list(map(str, options.versions)), names, seconds))
             if options.output:
                 options.output.write_text(json.dumps(_report(options.versions, seconds), indent=1) + "\n")
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _stop(number: int, frame: object) -> None:
-    """As a keyboard's interrupt: a signal alone would end the process at once."""
+    """Leave through `finally`, as after Ctrl-C; without a handler, the signal would end the process at once."""
     raise SystemExit(128 + number)
 
 
@@ -98,7 +98,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _version(word: str) -> Version | None:
-    """What a word of the command line means, if it is no suite."""
+    """Return the version that a word of the command line names; None: the word is no folder with a checkout."""
     folder, _, packages = word.partition(":")
     if not (Path(folder) / "paged_attn").is_dir():
         return None
@@ -106,7 +106,7 @@ def _version(word: str) -> Version | None:
 
 
 def _report(versions: Sequence[Version], seconds: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
-    """The times of every turn, beside what was timed."""
+    """Return seconds of every turn, with the versions of packages that each version ran with."""
     report = []
     for version, times in zip(versions, seconds):
         process = _run(
@@ -118,14 +118,14 @@ def _report(versions: Sequence[Version], seconds: Sequence[Mapping[str, Sequence
 
 
 def chosen(suites: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Names of the suites' cases that have one of the words."""
+    """Return the suites' case names that contain one of the words."""
     from benchmarks.suites import SUITES
 
     return [case.name for suite in suites for case in SUITES[suite] if any(word in case.name for word in words)]
 
 
 def table(versions: Sequence[str], names: Sequence[str], seconds: Sequence[Mapping[str, Sequence[float]]]) -> Any:
-    """Microseconds of every turn, and how much of the first version's median."""
+    """Microseconds of every turn, and the ratio of a version's median to that of the first version."""
     from rich.table import Table
 
     made = Table("case", *versions, box=None, pad_edge=False)
@@ -142,7 +142,7 @@ def table(versions: Sequence[str], names: Sequence[str], seconds: Sequence[Mappi
 
 
 def differences(first: Path, other: Path) -> Iterator[tuple[str, float]]:
-    """(case, relative error) where results are not the same but for rounding."""
+    """Yield (case, relative error) of results that differ by more than rounding."""
     import torch
 
     wanted, found = torch.load(first), torch.load(other)
@@ -184,7 +184,7 @@ def _finish(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def alone(names: Sequence[str], rounds: int, result: str) -> dict[str, float]:
-    """Seconds of the cases by the modules that this process imports."""
+    """Time the cases with the modules that this process imports; return median seconds by case."""
     import torch
 
     import paged_attn

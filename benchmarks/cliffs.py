@@ -1,9 +1,12 @@
-"""The cliff map: latency over (batch, q_len, keys), and the steps on it that nothing explains.
+"""The cliff map: latency over (batch, q_len, keys), and its cliffs: steps that a model of the work does not explain.
 
-A neighbour step goes from a cell to the next one of the grid along one axis, in either direction.  It is a cliff if
-    t2 / t1 > ALLOWED * max(1, model(c2) / model(c1)),
-    model(c) = launch_seconds + max(bytes / bytes_per_second, operations / operations_per_second),
-with the ceilings as measured in the same run, and the fastest cell of the map as launch_seconds: what any call costs.
+A step goes from a cell of the grid to its neighbour along one axis, in either direction.  A step is a cliff if
+
+    t2 / t1 > ALLOWED * max(1, model(c2) / model(c1)), where
+
+    model(c) = launch_seconds + max(bytes / bytes_per_second, operations / operations_per_second).
+
+The rates are measured in the same run.  launch_seconds is the time of the map's fastest cell.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ AXES: dict[str, tuple[int, ...]] = {
     "keys": (256, 512, 1024, 2048, 4096, 8192, 16384),
 }
 QUICK: dict[str, tuple[int, ...]] = {"batch": (1, 4, 16), "q_len": (1, 8), "keys": (256, 4096)}
-LONGEST = 300e-6  # seconds by the model: no cell may take longer, for cliffs are a matter of small calls
-PREPARING = 75.0  # seconds for the first calls, which compile; what is not ready by then is left out
+LONGEST = 300e-6  # seconds by the model that a cell takes at most: cliffs matter in small calls
+PREPARING = 75.0  # seconds for the first calls, which compile; cells that are not ready by then are left out
 
 
 class Cell(NamedTuple):
@@ -40,7 +43,7 @@ class Cell(NamedTuple):
 
 
 class Cliff(NamedTuple):
-    """A step that costs `ratio` times as much where the work explains `explained` times."""
+    """A step that takes `ratio` times as long, of which the model explains a factor of `explained`."""
 
     before: Cell
     after: Cell
@@ -58,7 +61,7 @@ def work(cell: Cell) -> tuple[int, int]:
 
 
 def least(moved: int, computed: int, constants: Mapping[str, float]) -> float:
-    """The model: seconds that so many bytes and operations need."""
+    """Seconds that the model gives for so many bytes and operations."""
     roof = max(moved / constants["bytes_per_second"], computed / constants["operations_per_second"])
     return constants.get("launch_seconds", 0.0) + roof
 
@@ -113,10 +116,10 @@ def report_of(
 def measure_map(
     axes: Mapping[str, tuple[int, ...]], ceilings: Mapping[str, float], rounds: int
 ) -> tuple[dict[Cell, float], int]:
-    """(seconds of every cell, cells left out because compiling took too long).
+    """Return (seconds of every cell, cells left out because compiling took too long).
 
     All cells are captured first and then replayed round by round in random order, so that no neighbour is measured on a
-    warmer card.  They share one cache, one q and one out.
+    warmer card.  All cells share one cache, one q and one out.
     """
     cells = grid(axes, ceilings)
     call_of = shared(cells)

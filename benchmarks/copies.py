@@ -1,6 +1,9 @@
-"""Copies of keys in whole pages: what they cost, and from where on they pay.  `python -m benchmarks.copies [ROUNDS]`.
+"""Prefills over small pages: the cost and the gain of a copy of keys into whole pages.
 
-Each case over pages of 16, over small ones by the portable kernels, over copies, and the copy alone.
+    python -m benchmarks.copies [ROUNDS]
+
+Each case is timed over pages of 16 tokens, over small pages by the portable kernels, over small pages with a copy, and
+for the copy alone.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ LENGTHS = {  # (sequences, queries, keys)
 
 @contextlib.contextmanager
 def planned(worth: bool, first: bool = False) -> Iterator[None]:
-    """All calls over copies, or none; first: of whose launches the copy alone is made."""
+    """Plan every call with a copy, or none; with `first`, a call makes only its first launch, the copy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coverage, "_is_worth_a_copy", lambda p: worth)
         if first:
@@ -51,7 +54,7 @@ def planned(worth: bool, first: bool = False) -> Iterator[None]:
 
 
 def graph(call: Callable[[], object], **how: Any) -> torch.cuda.CUDAGraph:
-    """Of a call that is planned so."""
+    """Capture a call, planned as `planned(**how)` says, in a CUDA graph."""
     with planned(**how):
         return measure.capture(call)
 

@@ -1,12 +1,12 @@
-"""What calls cost on a CPU, in plain torch, beside torch's own attention over keys that lie in a row.
+"""Times of calls on a CPU, in plain torch, beside torch's own attention over contiguous keys.
 
     python -m benchmarks.cpu [--rounds 15] [--threads N] [--busy] [--output FILE]
 
---busy is for a machine that others use, too: it counts the processor time of one thread, and leaves out models and the
-interpreter.
+--busy is for a machine with other programs: the clock counts the processor time of one thread, and models and the
+interpreter are left out.
 
-Calls take turns, and a figure is the median of a call's rounds: other programs of the machine slow all of them down.
-Pages of 16 tokens lie anywhere in the cache.  Calls are unchecked, as in a server.
+Calls take turns, so other programs slow all calls alike; a figure is the median of a call's rounds.  Pages have 16
+tokens and lie in random order.  Calls are unchecked, as in a server.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from benchmarks import runner
 
 Calls = Mapping[str, Callable[[], object]]
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
-SMALL = dict(queries=[1, 1], keys=[256, 256])  # what the interpreter is timed by: it takes seconds
-# What a figure may be of what it is held against.
+SMALL = dict(queries=[1, 1], keys=[256, 256])  # the call that times the interpreter, which takes seconds
+# Upper bounds of each case's time over the time of `against`.
 TARGETS = {"decode 8 x 2048": 1.5, "prefill 1 x 1024": 1.3, "mixed 16": 1.5}
 MIXED = dict(queries=[1] * 12 + [64, 128, 200, 256], keys=[*range(300, 1500, 100), 64, 700, 1000, 256])
 
@@ -62,7 +62,7 @@ class Call:
         return paged_attn.paged_attention(*self.given, out=self.out)
 
     def alone(self, seq: int) -> Callable[[], object]:
-        """One of its sequences as a call."""
+        """Return a call of one sequence of the batch."""
         begin, end = self.starts[seq : seq + 2].tolist()
         starts = torch.tensor([0, end - begin], dtype=torch.int32)
         tensors: tuple[Any, ...] = (
@@ -76,16 +76,16 @@ class Call:
         return lambda: paged_attn.paged_attention(*tensors, out=out)
 
     def gathered(self) -> list[torch.Tensor]:
-        """Keys and values [B, kv_heads, N, D] of sequences that are equally long, in a row."""
+        """Return contiguous keys and values [B, kv_heads, N, D] of a batch with equal lengths."""
         rows = [x[self.table.long()].flatten(1, 2)[:, : self.keys[0]] for x in self.caches]
         return [x.transpose(1, 2).contiguous() for x in rows]
 
 
 def decode(dtype: torch.dtype) -> Calls:
-    """Beside SDPA over contiguous keys, and the copy of these keys into memory that is already there."""
+    """Decodes; beside them SDPA over contiguous keys, and the copy of pages into contiguous memory."""
     call = Call([1] * 8, [2048] * 8, dtype)
     keys, values = call.gathered()
-    query = call.q.view(8, KV_HEADS, HEADS // KV_HEADS, DIM)  # heads of a group as rows: the fastest of torch's ways
+    query = call.q.view(8, KV_HEADS, HEADS // KV_HEADS, DIM)  # heads of a group as rows: the fastest way in torch
     pages, room = call.table.flatten(), torch.empty(2, call.table.numel(), PAGE * KV_HEADS * DIM, dtype=dtype)
 
     def gather() -> None:
@@ -104,7 +104,7 @@ def decode(dtype: torch.dtype) -> Calls:
 
 
 def prefill(dtype: torch.dtype) -> Calls:
-    """Beside SDPA over the same keys in a row."""
+    """A prefill; beside it SDPA over the same keys, contiguous."""
     call = Call([1024], [1024], dtype)
     keys, values = call.gathered()
     query = call.q.transpose(0, 1)[None].contiguous()
@@ -120,7 +120,7 @@ def prefill(dtype: torch.dtype) -> Calls:
 
 
 def mixed(dtype: torch.dtype) -> Calls:
-    """Beside its sequences one by one."""
+    """A mixed batch; beside it each of its sequences as a call."""
     call = Call(MIXED["queries"], MIXED["keys"], dtype)
     return {"paged": call.paged} | {f"part {i}": call.alone(i) for i in range(len(call.keys))}
 
@@ -128,7 +128,7 @@ def mixed(dtype: torch.dtype) -> Calls:
 def timed(calls: Calls, rounds: int, clock: Callable[[], float] = perf_counter) -> dict[str, float]:
     """Median seconds of each call, in turns."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 1):  # the first is for memory and caches
+    for number in range(rounds + 1):  # round 0 warms memory and caches
         for name, call in calls.items():
             started = clock()
             call()
@@ -138,7 +138,7 @@ def timed(calls: Calls, rounds: int, clock: Callable[[], float] = perf_counter) 
 
 
 def against(case: str, seconds: dict[str, float]) -> float:
-    """What a case's target is held against."""
+    """Return the seconds to which a case is compared: SDPA, and the copy for decodes; the parts of a mixed batch."""
     if case.startswith("decode"):
         return min(seconds["SDPA, contiguous"], seconds["SDPA, contiguous, enable_gqa"]) + seconds["gather"]
     if case.startswith("prefill"):
@@ -147,7 +147,7 @@ def against(case: str, seconds: dict[str, float]) -> float:
 
 
 def long_context(dtype: torch.dtype) -> dict[str, Any]:
-    """A chunk of 16 queries at 100k keys, with a softcap: what no operation of torch has, and how much memory grows."""
+    """A chunk of 16 queries at 100k keys with a softcap, which torch's SDPA lacks: seconds, and growth of memory."""
     call = Call([16], [100_000], dtype)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = perf_counter()
@@ -158,7 +158,7 @@ def long_context(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def interpreted() -> float:
-    """Seconds of SMALL through Triton's interpreter, in a process of its own."""
+    """Return seconds of the call SMALL in Triton's interpreter, in a new process."""
     script = f"from benchmarks.cpu import Call, timed, torch; call = Call(**{SMALL}, dtype=torch.float32)\n"
     script += "print(timed({'paged': call.paged}, 1)['paged'])"
     environment = os.environ | {"PAGED_ATTN_DIALECT": "interpreter"}
@@ -186,7 +186,7 @@ def generate_batch(dtype: torch.dtype) -> dict[str, Any] | None:
     asked = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
     seconds: dict[str, list[float]] = {"paged|sdpa": [], name: []}
     tokens = {}
-    for _ in range(4):  # the first is for what is made once
+    for _ in range(4):  # the first round makes what is made once
         for implementation, taken in seconds.items():
             model.set_attn_implementation(implementation)
             started = perf_counter()
@@ -199,7 +199,7 @@ def generate_batch(dtype: torch.dtype) -> dict[str, Any] | None:
 
 
 def run(rounds: int, busy: bool) -> dict[str, Any]:
-    """All cases in both types, in one run."""
+    """Measure all cases, in float32 and in bfloat16."""
     report: dict[str, Any] = {"cases": []}
     for dtype in (torch.float32, torch.bfloat16):
         report[f"long context, {str(dtype).removeprefix('torch.')}"] = long_context(dtype)

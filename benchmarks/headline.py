@@ -1,4 +1,4 @@
-"""The README's speed tables, the picture beside them and the table of the page of performance, from committed runs."""
+"""Tables of speed in README and in the page of performance, and the picture of README, from committed runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.peers import OURS
 
-# Columns of the table, and which peers' figures stand there: a run has one kernel of FlashInfer.
+# Columns of the table in the page of performance -> peers whose figure may stand there.  A run has one of FlashInfer's
+# kernels.
 COLUMNS: Mapping[str, Sequence[str]] = {
     OURS: (OURS,),
     "FlashInfer": ("flashinfer fa3", "flashinfer fa2"),
@@ -22,7 +23,7 @@ IN_A_SECOND = {MICROSECONDS: 1e6, MILLISECONDS: 1e3}
 
 
 class Row(NamedTuple):
-    """A case of one run; without a case all of the run's, summed, where every peer has all of them."""
+    """A case of one run.  Without a case: the sum over all cases of the run, for peers that have all of them."""
 
     name: str
     report: str
@@ -47,7 +48,7 @@ ROWS = (
 
 
 def figures(folder: Path, row: Row) -> dict[str, float]:
-    """Seconds of a row by column, of those who were in that run."""
+    """Return seconds of a row by column, for the peers of that run."""
     report: dict[str, Any] = json.loads((folder / f"{row.report}.json").read_text(encoding="utf-8"))
     results = [r for r in report["results"] if row.case in (None, r["case"])]
     assert results, f"{row.report}.json has no case {row.case!r}"
@@ -61,7 +62,7 @@ def figures(folder: Path, row: Row) -> dict[str, float]:
 
 
 def table(folder: Path) -> list[str]:
-    """The table in Markdown: a unit a row, a figure a cell."""
+    """Return the table of the page of performance in Markdown; each row names its unit."""
     lines = [f"| H200, bfloat16 | unit | {' | '.join(COLUMNS)} |", f"|---|---|{'---:|' * len(COLUMNS)}"]
     for row in ROWS:
         found = figures(folder, row)
@@ -70,7 +71,7 @@ def table(folder: Path) -> list[str]:
     return lines
 
 
-# The README's table: peers of one run, 38 cases.  A paged peer stands there with its best page size.
+# README's table: peers of one run of 38 cases.  The figure of a paged peer is that of its best page size.
 PEERS_RUN, PORTABLE_RUN, H100 = "peers-38", "portable-38", "h100-80gb-hbm3"
 PEERS: Mapping[str, Sequence[str]] = {
     OURS: (OURS,),
@@ -110,23 +111,23 @@ H100_ROWS = (
 
 
 def read(folder: Path, report: str) -> dict[str, Any]:
-    """A committed run."""
+    """Read a committed run."""
     found: dict[str, Any] = json.loads((folder / f"{report}.json").read_text(encoding="utf-8"))
     return found
 
 
 def seconds_of(folder: Path, report: str) -> dict[str, dict[str, float]]:
-    """Seconds of each peer, by case."""
+    """Return seconds of each peer, by case."""
     return {r["case"]: r["seconds"] for r in read(folder, report)["results"]}
 
 
 def best(seconds: Mapping[str, float], names: Sequence[str]) -> float | None:
-    """The least time of these entries, which differ in the page size; None: none of them was in the run."""
+    """Return the least time among these entries, which differ in page size; None: the run has none of them."""
     return min((seconds[x] for x in names if x in seconds), default=None)
 
 
 def flashinfer_factor(folder: Path, row: PeerRow) -> float | None:
-    """FlashInfer's time over paged-attn's, both of one run; None: not measured."""
+    """Return FlashInfer's time over paged-attn's, both of one run; None: not measured."""
     if row.flashinfer is None:
         return None
     report, case = row.flashinfer
@@ -136,7 +137,7 @@ def flashinfer_factor(folder: Path, row: PeerRow) -> float | None:
 
 
 def beside_peers(folder: Path) -> list[str]:
-    """The README's table in Markdown: microseconds, and FlashInfer's factors."""
+    """Return README's table in Markdown: microseconds, and FlashInfer's factors."""
     lines = [
         f"| H200, bfloat16, us | {' | '.join(PEERS)} | {FLASHINFER} |",
         f"|---|{'---:|' * (len(PEERS) + 1)}",
@@ -157,7 +158,7 @@ def _line(name: str, seconds: Mapping[str, float], last: str) -> str:
 
 
 def portable_beside_vllm(folder: Path) -> list[str]:
-    """The README's table of the portable kernels in Markdown: microseconds, and vLLM's time over paged-attn's."""
+    """Return README's table of portable kernels in Markdown: microseconds, and vLLM's time over paged-attn's."""
     lines = [
         "| H200, bfloat16, us | portable kernels | vLLM's Triton kernel | vLLM's time / ours |",
         "|---|---:|---:|---:|",
@@ -174,14 +175,14 @@ def portable_beside_vllm(folder: Path) -> list[str]:
 
 
 def mean_factor(folder: Path) -> float:
-    """Geometric mean over PEERS_RUN of the best paged peer, at its best page, over paged-attn at pages of 16."""
+    """Return the geometric mean over PEERS_RUN of the best paged peer's time, at its best page, over ours (16)."""
     paged = [name for column, names in PEERS.items() if column != OURS and "contiguous" not in column for name in names]
     factors = [(best(x, paged) or math.nan) / x[OURS] for x in seconds_of(folder, PEERS_RUN).values()]
     return math.exp(sum(map(math.log, factors)) / len(factors))
 
 
 def factors(folder: Path) -> list[tuple[str, dict[str, float]]]:
-    """How many times the library's time the paged peers take, row by row of the README's table."""
+    """Return (row of README's table, peers' times as multiples of the library's), row by row."""
     run, found = seconds_of(folder, PEERS_RUN), []
     for row in PEER_ROWS:
         times = {column: best(run[row.case], PEERS[column]) for column in (OURS, "FlashAttention-3", "cuDNN, paged")}
@@ -194,5 +195,5 @@ def factors(folder: Path) -> list[tuple[str, dict[str, float]]]:
 
 
 def three_digits(number: float) -> str:
-    """Three digits that count, and no exponent."""
+    """Format a number with three significant digits and without an exponent."""
     return f"{number:.0f}" if number >= 99.95 else f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"

@@ -1,9 +1,10 @@
-"""What a call costs the host: microseconds until control comes back, with the launch queue never full.
+"""Host time of a call: microseconds until the call returns, while the launch queue is never full.
 
     python -m benchmarks.host [--calls 1000] [--stub] [--output FILE]
 
-Calls follow one another without waiting for the device, and it is waited for now and then, outside of the clock.
---stub measures without a GPU: everything but what the driver does, 3-4 us.
+Calls follow one another; now and then the host waits for the device, outside the clock.
+
+Without a GPU, --stub measures all but the driver's part, which takes 3 to 4 us.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TARGETS = {"eager": 10.0, "operator": 5.0, "launch": 5.0}  # us
 
 
 def measure(calls: Mapping[str, Callable[[], object]], count: int, wait: Callable[[], None]) -> dict[str, float]:
-    """Median microseconds of each call, so many of each, in turns: hosts are not equally fast all the time."""
+    """Return median microseconds of each call, timed in turns, because a host's speed changes with time."""
     for call in calls.values():
         for _ in range(10):
             call()
@@ -44,9 +45,9 @@ def measure(calls: Mapping[str, Callable[[], object]], count: int, wait: Callabl
 
 
 def calls_of(device: str) -> dict[str, Callable[[], object]]:
-    """Calls by name: decode and ragged, eager and through the operator, with and without what saves time.
+    """Return calls by name: decode and ragged, eager and through the operator, with and without options that save time.
 
-    "launch": of a call that is recognised, what comes after that.
+    "launch": the part of a kept call that follows its recognition.
     """
     import torch
 
@@ -83,7 +84,7 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
 
 
 class CudaLauncher:
-    """Stands in for Triton's, which is known by its name."""
+    """Stands in for Triton's class of this name, by which it is recognised."""
 
     global_scratch_size = profile_scratch_size = 0
     launch_cooperative_grid = launch_pdl = False
@@ -96,14 +97,14 @@ class CudaLauncher:
 
 
 def pretend() -> None:
-    """Plan as for an H200, and launch nothing: kept calls end in a foreign function that does next to nothing."""
+    """Plan as for an H200 and launch nothing: kept calls end in a foreign function that returns 0."""
     from triton.compiler import CompiledKernel
 
     from paged_attn.launching import driver, launch, platform
     from paged_attn.launching.template import Descriptors
 
     def kinds(arg: Any) -> Any:
-        """Types of a kernel's parameters, of the sizes that they have."""
+        """Return ctypes of a kernel's parameters, of the right sizes."""
         if isinstance(arg, tuple):
             return tuple(map(kinds, arg))
         if isinstance(arg, Descriptors):
@@ -134,7 +135,7 @@ def pretend() -> None:
 
 
 def report(calls: int, stub: bool) -> dict[str, Any]:
-    """Microseconds by name, beside versions and device."""
+    """Return microseconds by name, with versions and device."""
     import torch
     import triton
 

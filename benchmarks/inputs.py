@@ -1,4 +1,4 @@
-"""The tensors that all peers share: a case's own, made harmless to those who read what they need not."""
+"""Tensors of a case for all peers, without the poison that a peer may read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inputs_of(case: Case, device: str) -> dict[str, Any]:
         _clear(inputs[name])
     if case.spans:
         inputs["spans"] = torch.tensor(images(case), dtype=case.integers, device=device)
-    if case.prefix:  # the same of all sequences
+    if case.prefix:  # equal for all sequences
         inputs["prefix_lens"] = torch.full_like(inputs["prefix_lens"], case.prefix)
     if case.tree:
         inputs["qq_bias"] = tree(case.qq_bias).to(device, case.dtype)

@@ -1,4 +1,4 @@
-"""Masks beyond a window, as cases of a benchmark have them: images, prefixes, the keys and pairs that these leave."""
+"""Masks of benchmark cases beyond a window (images, prefixes), and the numbers of keys and pairs that they leave."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ IMAGE = 256  # tokens of an image in Gemma 3 and PaliGemma
 
 
 def is_masked(case: Case) -> bool:
-    """Whether a case has a mask beyond what bounds keys by the position alone."""
+    """Whether a case has a mask that does not bound keys by position alone."""
     return case.causal_by_seq or case.prefix > 0 or case.spans > 0 or case.head_windows != ()
 
 
 def images(case: Case) -> list[list[list[int]]]:
-    """[seqs, spans, 2]: as many images, evenly spread over the queries of each sequence, of decodes over all keys."""
+    """Return spans [seqs, n, 2] of n images, spread evenly over a sequence's queries, or over all keys of a decode."""
     found = []
     for query_len, seq_len in zip(case.query_lens, case.seq_lens, strict=True):
         room = query_len if query_len > 1 else seq_len
@@ -29,7 +29,7 @@ def images(case: Case) -> list[list[list[int]]]:
 
 
 def reach(case: Case, seq: int) -> tuple[Tensor, Tensor]:
-    """(first key, end of keys) of each query of a sequence [query_len], but for those of a prefix."""
+    """Return (first key, end of keys, exclusive) of each query of a sequence, [query_len] each, without a prefix."""
     query_len, seq_len = case.query_lens[seq], case.seq_lens[seq]
     pos = torch.arange(seq_len - query_len, seq_len)
     causal = case.causal == (seq % 2 == 0) if case.causal_by_seq else case.causal
@@ -46,9 +46,9 @@ def reach(case: Case, seq: int) -> tuple[Tensor, Tensor]:
 
 
 def keys_and_pairs(case: Case) -> tuple[int, int]:
-    """(keys that some query sees, pairs of a query and a key that it sees) of all sequences.
+    """Return (keys that some query sees, pairs of a query and a visible key), summed over sequences.
 
-    Where windows are by head these are means: of KV heads, and of heads.
+    With windows by head, keys are a mean over KV heads, and pairs a mean over heads.
     """
     if case.head_windows:
         each = {x: keys_and_pairs(replace(case, head_windows=(), window_size=x)) for x in {*case.windows}}

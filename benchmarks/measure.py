@@ -12,14 +12,14 @@ import torch
 
 Name = TypeVar("Name", bound=Hashable)
 FLUSH_BYTES = 256 << 20  # several times the largest L2
-# Seconds to wait after captures, which free what is cached: for some milliseconds kernels may run 12% slower, as if
-# what was freed were being cleared.
+# Seconds to wait after captures, which free cached memory: for some milliseconds afterwards kernels may run 12% slower,
+# as if the freed memory were being cleared.
 SETTLED = 0.1
 MODES_APART = 1.06  # the ratio of two groups of times from which on they are two modes
 
 
 def capture(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A graph of one call, after a run outside of it that compiles what needs compiling."""
+    """Capture one call in a CUDA graph; an eager call before the capture compiles its kernels."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -29,9 +29,10 @@ def capture(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
 
 
 def capture_many(calls: Mapping[Name, Callable[[], object]]) -> dict[Name, torch.cuda.CUDAGraph]:
-    """Graphs of many small calls that have run before: one memory pool, because they replay one after another.
+    """Capture a CUDA graph of each of many small calls that have run before; all graphs share one memory pool.
 
-    torch.cuda.graph collects garbage and empties the allocator's cache every time: tens of milliseconds for each graph.
+    Sharing is safe because the graphs replay one after another.  torch.cuda.graph would collect garbage and empty the
+    allocator's cache for each graph, which takes tens of milliseconds.
     """
     graphs, pool = {}, torch.cuda.graph_pool_handle()
     torch.cuda.synchronize()
@@ -110,12 +111,12 @@ def _deviations(times: Sequence[float]) -> float:
 
 
 def measure(calls: Mapping[str, Callable[[], object]], rounds: int = 40, seed: int = 0) -> dict[str, float]:
-    """Median seconds of each call."""
+    """Capture each call and return its median seconds."""
     return replay({name: capture(call) for name, call in calls.items()}, rounds, seed)
 
 
 def ceilings() -> dict[str, float]:
-    """What this card reaches now: bytes/s of a read-only stream, operations/s of a bfloat16 matrix product."""
+    """Measure rates of this card now: bytes/s of a read-only stream, operations/s of a bfloat16 matrix product."""
     data = torch.ones(1 << 30, dtype=torch.float32, device="cuda")
     a, b = torch.randn(2, 8192, 8192, device="cuda").bfloat16()
     out = torch.empty_like(a)

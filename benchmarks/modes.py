@@ -1,4 +1,4 @@
-"""Times of single replays of two decodes, in several processes: whether a decode has one time.
+"""Times of single replays of two decodes, in several processes, to see whether the times of a decode have two modes.
 
     python -m benchmarks.modes [--processes 10] [--replays 1000] [--output FILE]
 

@@ -24,9 +24,9 @@ ABOUT = """Every case of a suite with every peer that can do it: a table, JSON a
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What the command line asks for; ends the process where it asks for what there is not."""
+    """Parse the command line; an unknown suite or peer ends the process."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] == ["serve"]:  # no suite of cases: an engine, with options of its own
+    if words[:1] == ["serve"]:  # `serve` is no suite of cases, but an engine with its own options
         return argparse.Namespace(serve=words[1:])
     after = "`bench serve` replays a trace through an engine: see its --help"
     parser = argparse.ArgumentParser(prog="bench", description=ABOUT, epilog=after)
@@ -54,7 +54,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _peers(words: str) -> list[str]:
-    """The library, and the peers whose names begin with one of the words."""
+    """Return the library and the peers whose names begin with one of the words."""
     wanted = [word.strip() for word in words.split(",") if word.strip()]
     for word in wanted:
         if not any(name.startswith(word) for name in PEERS):

@@ -1,4 +1,4 @@
-"""Pictures of the JSON: the roofline with everyone on it, the cliff map, and the README's bars."""
+"""Pictures of the JSON: the roofline with all peers, the cliff map, and README's bars."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ PEER_COLOURS = {
 }
 MARKERS = "osD^vPX*<>"
 COLUMN_COLOURS = {"FlashAttention-3": "#7c3aed", "cuDNN, paged": "#2563eb", "FlashInfer": "#0d9488"}
-LONGEST_BAR = 4.5  # times the library's time: longer bars are broken off, and their number says how long they are
+LONGEST_BAR = 4.5  # times the library's time: a longer bar is cut off, and its number states the length
 # Text stays text, and two drawings of the same numbers are the same file.
 AS_TEXT: Any = {"svg.fonttype": "none", "svg.hashsalt": "paged-attn", "font.family": "sans-serif"}
-DODGE = 1.06  # times the intensity from one peer to the next, to the right: none hides another, none crosses the roof
+DODGE = 1.06  # times the intensity from one peer's mark to the next peer's, to the right, so that no mark hides another
 
 
 def roofline(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -90,7 +90,7 @@ def roofline(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def cliff_map(report: Mapping[str, Any], path: Path) -> None:
-    """Latency over (keys, batch), one panel per query length; steps that nothing explains are marked red.
+    """Latency over (keys, batch), one panel per query length; cliffs are marked red.
 
     A red corner is a cliff from or to a cell of another panel.
     """
@@ -139,7 +139,7 @@ def cliff_map(report: Mapping[str, Any], path: Path) -> None:
 
 
 def bars(rows: Sequence[tuple[str, Mapping[str, float]]], title: str, path: Path) -> None:
-    """Times of peers as multiples of the library's, which is a line: a group of bars for each (case, factors)."""
+    """Draw a group of bars for each (case, factors): peers' times as multiples of the library's, which is a line."""
     with mpl.rc_context(AS_TEXT):
         figure = Figure(figsize=(9, 0.9 + 0.2 * sum(len(factors) for _, factors in rows)), layout="constrained")
         axes = figure.subplots()
@@ -163,7 +163,7 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float]]], title: str, path: Path
         axes.legend(keys, (OURS, *COLUMN_COLOURS), loc="upper right", frameon=False, fontsize=9)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
-        lines = path.read_text(encoding="utf-8").splitlines()  # which the backend ends with blanks
+        lines = path.read_text(encoding="utf-8").splitlines()  # the backend ends lines with blanks
         path.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")
 
 

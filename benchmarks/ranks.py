@@ -1,7 +1,7 @@
 """Keys over the GPUs of one host beside one GPU: `python -m benchmarks.ranks --json PATH`, on a machine with several.
 
-Every call is in CUDA graphs; a time is the median of their replays on the slowest rank.  What one GPU takes is measured
-in the same run, on every GPU, and is their mean.
+Every call is in CUDA graphs; a time is the median of their replays on the slowest rank.  The time of one GPU is
+measured in the same run on every GPU, and is the mean over the GPUs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Call = Callable[[], Any]
 
 
 class Batch(NamedTuple):
-    """Decodes, or drafts of so many tokens, of sequences of equal length."""
+    """A batch of sequences of equal length: decodes, or several query tokens each."""
 
     seqs: int
     keys: int  # of a whole sequence
@@ -44,19 +44,19 @@ class Batch(NamedTuple):
         return (576, 512) if self.latent else (128, 128)
 
 
-SPEED = {  # what is asked for of 2 GPUs and of 4
+SPEED = {  # case -> (batch, least speed-up wanted on 2 and on 4 GPUs)
     "1 x 1M": (Batch(1, 1 << 20), (1.93, 3.7)),
     "1 x 128k": (Batch(1, 1 << 17), (1.70, 2.75)),
     "32 x 128k": (Batch(32, 1 << 17), (1.96, 3.85)),
     "1 x 1M, heads 8/1": (Batch(1, 1 << 20, 8, 1), (1.70, 2.75)),
     "1 x 1M, latents of 16 heads": (Batch(1, 1 << 20, 16, 1, latent=True), (1.70, 2.75)),
 }
-EXCHANGED = (1, 8, 32)  # tokens of local decodes
-LOCAL_KEYS = 8192  # of a rank, for each of these
+EXCHANGED = (1, 8, 32)  # sequences, of one token each, whose states are exchanged
+LOCAL_KEYS = 8192  # own keys of a rank, for each sequence of EXCHANGED
 OWN_KEYS = {"32 x 32k own keys": (32, 32768), "1 x 128k own keys": (1, 1 << 17), "1 x 8k": (1, 8192)}
 FEATURES = Batch(8, 65536)
 PROMPT = 1 << 18
-LIMIT = 540  # seconds of all parts, after which ranks are killed
+LIMIT = 540  # seconds of the whole run, after which ranks are killed
 
 
 class Ranks:
@@ -72,7 +72,7 @@ class Ranks:
             print(f"{part:10} {name:34} " + ", ".join(f"{k} {_short(v)}" for k, v in numbers.items()), flush=True)
 
     def times(self, call: Call, inner: int = 20, rounds: int = 25) -> list[float]:
-        """us of one call on every rank: so many in a graph, the median of its replays."""
+        """Return us of one call on every rank: a graph has several calls, and the time is the median of its replays."""
         for _ in range(3):
             call()
         torch.cuda.synchronize()
@@ -93,7 +93,7 @@ class Ranks:
         return self.of_all(statistics.median(found))
 
     def of_all(self, number: float) -> list[float]:
-        """A number of every rank."""
+        """All-gather a number: entry r is that of rank r."""
         mine = torch.tensor([number], dtype=torch.float64, device=self.device)
         return [float(x) for x in distributed.groups.gather(mine, None).flatten()]
 
@@ -129,16 +129,16 @@ class Inputs:
         )
 
     def whole(self) -> Any:
-        """One GPU's call."""
+        """Return the call of one GPU over whole sequences."""
         return self.call(self.table, self.lens, self.batch.keys)
 
     def plain(self) -> Any:
-        """As many keys as a rank has, without a shard."""
+        """Return a call over as many keys as a rank has, without a shard."""
         keys = self.batch.keys // self.ranks.world
         return self.call(self._own(), self.own_lens, keys, out=self.out, return_lse=True)
 
     def local(self, **options: Any) -> Any:
-        """This rank's half of a call over all ranks."""
+        """Return this rank's attention over its own keys, before the exchange."""
         shard = options.pop("shard", self.shard)
         return self.call(self._own(), self.lens, self.batch.keys, shard=shard, out=self.out, return_lse=True, **options)
 
@@ -151,7 +151,7 @@ class Inputs:
 
 
 def exchanges(ranks: Ranks, peers_of: Callable[[Batch], Any]) -> None:
-    """What an exchange and a merge add to a local decode."""
+    """Measure what an exchange and a merge add to a local decode."""
     for tokens in EXCHANGED:
         batch = Batch(tokens, LOCAL_KEYS * ranks.world)
         x, peers = Inputs(ranks, batch, own_only=True), peers_of(batch)
@@ -165,7 +165,7 @@ def exchanges(ranks: Ranks, peers_of: Callable[[Batch], Any]) -> None:
 
 
 def speeds(ranks: Ranks, peers_of: Callable[[Batch], Any]) -> None:
-    """All ranks beside one GPU."""
+    """Measure calls over all ranks, and the same batches on one GPU."""
     for name, (batch, asked) in SPEED.items():
         _speed(ranks, name, batch, asked[ranks.world > 2], peers_of(batch))
         torch.cuda.empty_cache()
@@ -182,7 +182,7 @@ def _speed(ranks: Ranks, name: str, batch: Batch, asked: float, peers: Any) -> N
 
 
 def features(ranks: Ranks, peers_of: Callable[[Batch], Any]) -> None:
-    """What a rank's own call takes with a feature, beside the plain one."""
+    """Measure a rank's own call with each feature, and without."""
     batch = FEATURES
     x = Inputs(ranks, batch, own_only=True)
     plain = max(ranks.times(x.local))
@@ -207,7 +207,7 @@ def features(ranks: Ranks, peers_of: Callable[[Batch], Any]) -> None:
 
 
 def shards(ranks: Ranks) -> None:
-    """A rank's own call beside a plain one over as many keys."""
+    """Measure a rank's own call, and a call without a shard over as many keys."""
     for name, (seqs, keys) in OWN_KEYS.items():
         x = Inputs(ranks, Batch(seqs, keys * ranks.world), own_only=True)
         plain, local = (max(ranks.times(call)) for call in (x.plain, x.local))
@@ -215,7 +215,7 @@ def shards(ranks: Ranks) -> None:
 
 
 def prefill(ranks: Ranks, tokens: int) -> None:
-    """A prompt on all ranks, keys gathered, beside one GPU's; no graph, for one call is long."""
+    """Measure a prompt on all ranks with gathered keys, and on one GPU; without graphs, because one call is long."""
     device, world = ranks.device, ranks.world
     heads, kv_heads, dim = 32, 8, 128
     rng = torch.Generator(device).manual_seed(1)
@@ -247,7 +247,7 @@ def prefill(ranks: Ranks, tokens: int) -> None:
 
 
 def _wall(call: Call) -> float:
-    """Seconds of a long call, median of three behind a first, from a common beginning."""
+    """Return median seconds of three runs of a long call, after a first run; ranks begin together."""
     found = []
     for _ in range(4):
         torch.cuda.synchronize()
@@ -261,7 +261,7 @@ def _wall(call: Call) -> float:
 
 
 def measure(rank: int, world: int, parts: list[str]) -> list[dict[str, Any]]:
-    """What a rank does."""
+    """Measure everything on one rank and return the report."""
     ranks, held = Ranks(rank, world), {}
 
     def peers_of(batch: Batch) -> Any:

@@ -1,4 +1,4 @@
-"""What a run looks like: a table per suite, who was left out and why, and the totals."""
+"""Printed report of a run: a table for each suite, peers that were left out and why, and totals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.runner import totals
 
 
 def heading(report: Mapping[str, Any]) -> str:
-    """Suite, device and what the device reached at the time."""
+    """Suite, device and the rates that the device reached."""
     limits = report["ceilings"]
     return (
         f"[bold]{report['suite']}[/] on {report['device']}, commit {report['commit']}: "
@@ -23,7 +23,7 @@ def heading(report: Mapping[str, Any]) -> str:
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """Microseconds of everyone on every case; beside each peer's, how many times the library's they are."""
+    """Microseconds of all peers in every case, and each peer's time as a multiple of the library's."""
     results, limits = report["results"], report["ceilings"]
     peers = [name for name in _names(r["seconds"] for r in results) if name != OURS]
     rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -51,7 +51,7 @@ def table(report: Mapping[str, Any]) -> Table:
 
 
 def sums(results: Sequence[Mapping[str, Any]]) -> Table:
-    """Summed times: of each peer, and of the library over the same cases."""
+    """Summed times of each peer, and of the library over the peer's cases."""
     rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("sum over", "cases", "ms", f"{OURS} ms", "factor"):
         rows.add_column(column, justify="left" if column == "sum over" else "right")
@@ -64,7 +64,7 @@ def sums(results: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def left_out(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line per peer and reason, with the cases that it holds for."""
+    """Yield a line for each peer and reason, with the cases that the reason holds for."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for result in results:
         for name, reason in result["skipped"].items():

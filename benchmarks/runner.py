@@ -25,8 +25,8 @@ from tests.support.cases import Case
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "triton", "nvidia-cudnn-frontend", "flashinfer-python", "vllm")
-# Of |peer - ours| / |ours| in 2-norm.  Both round weights and results to 8 bits, which gives some 3e-3; a key too many
-# or too few among thousands stays below any bound, wrong masks and lengths do not.  Short rows make it coarse.
+# Upper bound on |peer - ours| / |ours| in 2-norm.  Both round weights and results to 8 bits, which gives some 3e-3.
+# The bound finds wrong masks and lengths, but not one key more or less among thousands.  Short rows make it coarse.
 AGREE = 2e-2
 
 
@@ -38,7 +38,7 @@ def device() -> str:
 
 
 def measured(case: Case, peers: Mapping[str, Peer], rounds: int) -> dict[str, Any]:
-    """Seconds of every peer that does the case as the library does it; the others with the reason why not."""
+    """Time a case: seconds of every peer whose results agree with the library's; of other peers the reason."""
     inputs = inputs_of(case, device())
     calls, errors, skipped = agreeing(case, peers, inputs)
     graphs = captured(case, calls, skipped)
@@ -57,7 +57,7 @@ def measured(case: Case, peers: Mapping[str, Peer], rounds: int) -> dict[str, An
 def agreeing(
     case: Case, peers: Mapping[str, Peer], inputs: dict[str, Any]
 ) -> tuple[dict[str, Call], dict[str, float], dict[str, str]]:
-    """(calls that agree with the library's, their relative errors, why the others are left out)."""
+    """Return (calls whose results agree with the library's, relative errors, reasons why other peers are left out)."""
     calls: dict[str, Call] = {}
     errors: dict[str, float] = {}
     skipped: dict[str, str] = {}
@@ -73,7 +73,7 @@ def agreeing(
                 want = got.clone()
             else:
                 errors[name] = float((got - want).norm() / want.norm())
-                if not errors[name] <= AGREE:  # nor NaN
+                if not errors[name] <= AGREE:  # NaN is refused, too
                     skipped[name] = f"differs from {OURS}: relative error {errors[name]:.2g}"
                     continue
             calls[name] = call
@@ -88,7 +88,7 @@ def agreeing(
 
 
 def captured(case: Case, calls: Mapping[str, Call], skipped: dict[str, str]) -> dict[str, Any]:
-    """A CUDA graph of every call; who cannot be captured joins the skipped."""
+    """Capture a CUDA graph of every call; add peers that cannot be captured to `skipped`."""
     graphs = {}
     for name, call in calls.items():
         try:
@@ -109,7 +109,7 @@ def run(
     shown: Callable[[str], object] = print,
     **about: Any,
 ) -> dict[str, Any]:
-    """Measure a suite; the JSON, which also says what it is `about`, is whole after every case."""
+    """Measure a suite and write its JSON, with the facts `about` it, after every case."""
     report = {"suite": suite, **about, **versions(), "ceilings": measure.ceilings(), "rounds": rounds, "results": []}
     for number, case in enumerate(cases, 1):
         result = measured(case, peers, rounds)
@@ -140,9 +140,9 @@ def losses(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def totals(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of every peer: seconds summed over the cases it ran, the library's over the same cases, how many, and the factor.
+    """Sum seconds of every peer over its cases, and of the library over these; also count cases, and give the factor.
 
-    `best rival` takes for every case whichever competitor is fastest there, as no server could.
+    `best rival` is the fastest competitor of each case, which no server could choose.
     """
     table: dict[str, dict[str, float]] = {}
     best = [
@@ -163,7 +163,7 @@ def totals(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def versions() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return device, versions and commit, on which the figures depend."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -186,7 +186,7 @@ def folder(device: str) -> Path:
 
 
 def write(report: Mapping[str, Any], output: Path) -> None:
-    """The report as <suite>.json: indented, but a cell of a map on one line."""
+    """Write the report as <suite>.json, indented, with each cell of a map on one line."""
     output.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**report, "cells": []} if "cells" in report else report, indent=1)
     if "cells" in report:
@@ -195,7 +195,7 @@ def write(report: Mapping[str, Any], output: Path) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, at most a line of it."""
+    """Return an error's message as one line of at most 200 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else text[:200] + " ..."
 

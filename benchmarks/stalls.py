@@ -1,11 +1,13 @@
-"""What a kernel's warps wait for: samples of NVIDIA's profiler over one case.
+"""Stall reasons of a kernel's warps: samples of NVIDIA's profiler over one case.
 
     python -m benchmarks.stalls "prefill b4 x 4096" [--instructions 40] [--csv FILE]
 
-Wants `ncu` on the path and leave to read the counters.  Instructions that ran equally often are told together: the loop
-of a partition, or what happens once an item.  All partitions are in it, so a loader's wait for room is no loss.  Of
-those with most samples, mostly the consumers' loop, each kind is told by itself, and what one takes of the average.
---csv reads what `ncu --page source --csv` has printed instead, or where there is no such file keeps it there.
+The command needs `ncu` on the path and permission to read the counters.  Instructions that ran equally often form a
+group: the loop of a warp partition, or the code that runs once an item.  Groups cover all partitions, so a loader that
+waits for a free ring slot is no loss.  The group with most samples is mostly the consumers' loop; a second table has
+its kinds of instructions.
+
+With --csv, FILE holds the output of `ncu --page source --csv`: it is read if it exists, or else written.
 """
 
 from __future__ import annotations
@@ -27,32 +29,32 @@ from benchmarks.suites import SUITES
 
 INSTRUCTION_BYTES = 16
 KERNELS = "regex:shares_kernel|blocks_kernel|attention_kernel"
-GROUPS, KINDS, REASONS = 8, 12, 4  # told at most
+GROUPS, KINDS, REASONS = 8, 12, 4  # shown at most
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Instruction(NamedTuple):
-    """One line of machine code, and the samples that found a warp at it."""
+    """One machine instruction, and the profiler's samples of warps at it."""
 
-    address: int  # from the first on
+    address: int  # offset from the first instruction
     text: str
-    executed: int  # warps that came by
+    executed: int  # number of times that warps executed it
     samples: int
-    stalls: dict[str, int]  # by reason, without "stall_"
+    stalls: dict[str, int]  # stall reason, without the prefix "stall_" -> samples
 
 
 class Group(NamedTuple):
     """Instructions that ran equally often."""
 
     executed: int
-    first: int  # address
+    first: int  # address of the first instruction
     instructions: int
     samples: int
     stalls: Counter[str]
 
 
 def read(lines: Sequence[str]) -> list[Instruction]:
-    """The instructions of the one kernel in what ncu has printed."""
+    """Return the instructions of the only kernel in ncu's output."""
     rows = list(csv.reader(lines))
     begin = next((i for i, row in enumerate(rows) if row[:2] == ["Address", "Source"]), None)
     if begin is None:
@@ -76,12 +78,12 @@ def _number(text: str) -> int:
 
 
 def groups(instructions: Sequence[Instruction]) -> list[Group]:
-    """Those that took the most samples first."""
+    """Return the groups, with most samples first."""
     return [group for _, group in _grouped(instructions, lambda one: one.executed)]
 
 
 def kinds(instructions: Sequence[Instruction]) -> list[tuple[str, Group]]:
-    """(what it does, like FFMA, and these) of the instructions of the first group, likewise."""
+    """Return (opcode such as FFMA, its instructions) of the first group, with most samples first."""
     executed = groups(instructions)[0].executed
     return _grouped([one for one in instructions if one.executed == executed], _kind)
 
@@ -112,7 +114,7 @@ def _grouped(instructions: Sequence[Instruction], key: Callable[[Instruction], K
 
 
 def tables(instructions: Sequence[Instruction], many: int) -> Iterator[Table]:
-    """Of groups, and of the `many` instructions at which most samples were taken, in their order."""
+    """Return tables of the groups and of the `many` instructions with most samples, the latter in program order."""
     total = max(1, sum(x.samples for x in instructions))
     rows = _table("times", "from", "KB", "samples", "waiting for")
     for group in groups(instructions)[:GROUPS]:
@@ -152,16 +154,16 @@ def _table(*columns: str) -> Table:
 
 
 def profile(case: str) -> list[str]:
-    """What ncu prints of the third call of a case."""
+    """Return ncu's output about the third call of a case."""
     command = ["ncu", "-k", KERNELS, "-s", "2", "-c", "1", "--section", "SourceCounters"]
     command += ["--warp-sampling-interval", "0", "--page", "source", "--csv"]
     program = [sys.executable, "-m", "benchmarks.stalls", case, "--run"]
     done = subprocess.run(command + program, capture_output=True, text=True)
-    return (done.stdout + done.stderr).splitlines()  # without a table `read` tells the end of it
+    return (done.stdout + done.stderr).splitlines()  # if it has no table, `read` reports its end
 
 
 def call_three_times(name: str) -> None:
-    """Each behind a flushed L2."""
+    """Make three calls, each after a flush of the L2."""
     import torch
 
     from benchmarks.inputs import inputs_of

@@ -1,4 +1,4 @@
-"""The page "All figures" of the site: every case of the committed runs, a figure a cell, from JSON.
+"""The page "All figures" of the site: every case of the committed runs, from their JSON.
 
 mkdocs.yml names this file as a hook, so the page is made with the site and never committed.
 """
@@ -40,7 +40,7 @@ TITLES = {
     "mla": "latents",
     "invariant": "batch_invariant, and the default mode",
 }
-PEERS = {"flashinfer": "FlashInfer", "flashmla": "FlashMLA"}  # of runs in folders of their own
+PEERS = {"flashinfer": "FlashInfer", "flashmla": "FlashMLA"}  # folder of runs with another peer -> the peer's name
 INTRODUCTION = """# All figures
 
 Every case of the committed runs, written from `benchmarks/results/` when the site is built.

@@ -1,8 +1,8 @@
 """The suites `trace-256` and `trace-2048`: real steps, cut from a trace by continuous batching on the host.
 
-Requests come in the order of the trace with its lengths, and always wait: the server is saturated, as it is when speed
-matters, so arrival times play no part.  The scheduler runs STEPS steps for each chunk budget; of these SAMPLES, evenly
-spread, are measured, each as one call of one layer.  The sum over them is the suite's figure.
+Requests have the lengths and the order of the trace.  Arrival times are ignored: all requests wait, so the server is
+saturated, as it is when speed matters.  The scheduler runs STEPS steps for each chunk budget.  SAMPLES of the steps,
+evenly spread, are measured, each as one call of one layer.  The suite's figure is their sum.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.support.cases import Case
 
 BUDGETS = (256, 2048)  # tokens in a step: decodes first, prompts in chunks behind them
 MAX_SEQS = 256
-CACHE_TOKENS = 1 << 19  # of one layer 2 GiB; of 32 layers 64 GiB, which is what an 80 GB card has beside an 8B model
+CACHE_TOKENS = 1 << 19  # 2 GiB in a layer; 64 GiB in 32 layers, which an 80 GB card has beside an 8B model
 STEPS, SAMPLES = 2000, 24
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The measured steps of one budget, and where they come from."""
+    """Measured steps of one budget, and the source of the requests."""
 
     budget: int
     cases: tuple[Case, ...]
@@ -40,22 +40,22 @@ class Cut:
 
 
 def source(path: Path | None) -> str:
-    """What the requests are, for the record."""
+    """Describe the source of the requests, for the report."""
     return path.name if path else "synthetic: lengths as in Azure's conversation trace"
 
 
 def requests(path: Path | None) -> Iterator[Request]:
-    """Those of a trace file, or of the synthetic stand-in for Azure's conversation trace."""
+    """Return requests of a trace file, or of the synthetic stand-in for Azure's conversation trace."""
     return trace.read(path) if path else trace.CONVERSATION.requests(seed=0)
 
 
 def cuts(path: Path | None, steps: int = STEPS, samples: int = SAMPLES) -> list[Cut]:
-    """The measured steps of every budget."""
+    """Return the measured steps of every budget."""
     return [cut(requests(path), budget, steps, samples) for budget in BUDGETS]
 
 
 def cut(arriving: Iterable[Request], budget: int, steps: int = STEPS, samples: int = SAMPLES) -> Cut:
-    """Run the scheduler for so many steps, or to the trace's end, and keep samples from the middles of equal parts."""
+    """Run the scheduler for STEPS steps or to the trace's end; keep the middle step of each of SAMPLES equal parts."""
     page_size = SIZES["page_size"]
     scheduler = Scheduler(Pages(CACHE_TOKENS // page_size), page_size, budget, min(MAX_SEQS, budget))
     waiting, dropped = iter(arriving), 0

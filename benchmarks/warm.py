@@ -1,4 +1,4 @@
-"""First calls in many processes at once: the one that times afterwards finds what they compiled on disk.
+"""First calls in parallel processes, which compile kernels; the process that times afterwards finds them on disk.
 
 `python -m benchmarks.warm PART PARTS SUITE...` is one of these processes.
 """
@@ -19,20 +19,20 @@ from benchmarks.suites import SUITES
 from benchmarks.work import traffic
 from tests.support.cases import Case
 
-ROOM = 8e9  # bytes of the GPU for each process: its context, and inputs
-LARGEST = 2.5e9  # bytes of a case that is called; larger ones mostly share kernels with it
-CEILINGS = {"bytes_per_second": 4.4e12, "operations_per_second": 800e12}  # for a map's cells, about
+ROOM = 8e9  # bytes of GPU memory for each process: its context and inputs
+LARGEST = 2.5e9  # bytes of the largest case that is called; larger cases mostly share its kernels
+CEILINGS = {"bytes_per_second": 4.4e12, "operations_per_second": 800e12}  # approximate, to choose cells of the map
 
 
 def processes() -> int:
-    """As many as there are cores, and room on the GPU for."""
+    """Return the number of processes: one a core, as far as GPU memory reaches."""
     if not torch.cuda.is_available():
         return 1
     return min(os.cpu_count() or 1, int(torch.cuda.mem_get_info()[0] // ROOM))
 
 
 def warm(suites: Sequence[str], number: int) -> None:
-    """Compile what suites and cliffs need; a case that fails will do so again, where it is timed."""
+    """Compile the kernels of suites and cliffs.  A case that fails here fails again when it is timed."""
     root = Path(__file__).parents[1]
     command = [sys.executable, "-m", "benchmarks.warm"]
     started = [
@@ -44,21 +44,21 @@ def warm(suites: Sequence[str], number: int) -> None:
 
 
 def work(suites: Sequence[str], part: int, parts: int) -> tuple[list[Case], list[cliffs.Cell]]:
-    """(cases, cells of the map) of one process: every so many of them, and no case twice."""
+    """Return (cases, cells of the map) of process `part`: every `parts`-th one, without repeated cases."""
     cases = {case.name: case for suite in suites for case in SUITES.get(suite, ()) if traffic(case) < LARGEST}
     cells = cliffs.grid(cliffs.AXES, CEILINGS) if "cliffs" in suites else []
     return list(cases.values())[part::parts], cells[part::parts]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The calls of one process."""
+    """Make the calls of one process."""
     import paged_attn
 
     cases, cells = work(arguments[2:], *map(int, arguments[:2]))
     for case in cases:
         try:
             paged_attn.paged_attention(**inputs_of(case, "cuda"))
-        except Exception as error:  # whatever it is: the case fails again where it is timed, and is told there
+        except Exception as error:  # of any kind: the case fails again when it is timed
             print(f"{case.name}: {error!r}", file=sys.stderr)
         torch.cuda.empty_cache()
     if cells:

@@ -1,4 +1,4 @@
-"""What a case must do at least: bytes that move, operations of both products.  Everything else is overhead."""
+"""Least work of a case: bytes that must move, operations of both products.  Everything else is overhead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def traffic(case: Case) -> int:
 def operations(case: Case) -> int:
     """Multiplications and additions of both products over the visible (query, key) pairs.
 
-    A draft tree counts as causal: what its bias hides is multiplied all the same.
+    A tree of drafts counts as causal, because pairs that its bias hides are multiplied all the same.
     """
     if is_masked(case):
         _, pairs = keys_and_pairs(case)

@@ -1,1 +1,1 @@
-"""Programs that people already run, over this library and over what they have themselves: needs them and a GPU."""
+"""Hosts (vLLM, transformers) over this library and over their own attention.  Needs the host and a GPU."""

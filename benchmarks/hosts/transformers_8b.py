@@ -4,9 +4,9 @@
     python -m benchmarks.hosts.transformers_8b --fresh FILE.json   out of the box, in fresh processes: fresh.py
 
 Random bf16 weights, 64 prompts of a trace's lengths, 64 new tokens each, greedy, all in one process.  A line for each
-run: seconds and tokens/s; then where the time of ours goes, and how close the logits were where tokens differ.  Each
-call of generate_batch captures its graphs before its first request, unless warmup=False, and drops them with its
-manager, unless persistent_manager=True: both are timed, too, the latter over other prompts, which no cache knows.
+run: seconds and tokens/s; then where the time of ours goes, and how close the logits were where tokens differ.  The
+host by default captures graphs before the first request of a call, and drops them at its end.  Calls with warmup=False,
+and with persistent_manager=True over new prompts, are timed, too.
 """
 
 from __future__ import annotations

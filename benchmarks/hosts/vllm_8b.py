@@ -3,10 +3,13 @@
     python -m benchmarks.hosts.vllm_8b --graphs --trace azure_llm_2023_conv.csv --json graphs.json
     python -m benchmarks.hosts.vllm_8b --eager  --trace azure_llm_2023_conv.csv --json eager.json
 
-Random bf16 weights.  An engine for each attention, each in a process of its own, all loaded side by side; then they
-take turns, one at a time on the same card, so that what its clocks do befalls all of them alike.  `batch`: 64 requests
-of 128 new tokens each.  `trace`: the first requests of a trace, with its lengths, all waiting from the start.  The
-first round of each is left out of the figures: kernels are compiled in it.
+Weights are random, in bfloat16.  Each attention has an engine in its own process.  All engines are loaded side by side
+and take turns on one card, so the card's clocks affect all engines alike.
+
+- `batch`: 64 requests of 128 new tokens each.
+- `trace`: the first requests of a trace, with its lengths, all waiting from the start.
+
+Figures leave out the first round, in which kernels are compiled.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ SHAPE = dict(
 )  # fmt: skip
 PROMPTS, NEW = [700, 33, 1, 250] * 16, 128
 LONGEST = 8192
-# Of decodes whole, of others the parts between attention.
+# Graphs of whole decodes, and, for other batches, of the parts between attention.
 GRAPHS: dict[str, Any] = {"cudagraph_capture_sizes": [1, 2, 4, 8, *range(16, 129, 16), 256, 512]}
 
 
@@ -231,7 +234,7 @@ def main() -> None:
 
 
 def agreement(of: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Of each other attention: the share of equal tokens, and of requests whose first token is equal."""
+    """Return, for each other attention, the share of equal tokens and of requests with an equal first token."""
     ours = of.get("paged_attn")
     if ours is None:
         return {}

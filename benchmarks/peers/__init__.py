@@ -1,7 +1,7 @@
-"""Who is measured beside the library: a peer takes a case and its inputs, and returns a call, or says why it cannot.
+"""Peers of the library: a peer takes a case and its inputs and returns a call, or says why it cannot.
 
-The call returns its result as [tokens, heads, head_dim].  What a peer must do once (copies, plans, graphs of its own)
-it does before it returns the call: only the call is timed.
+The call returns its result as [tokens, heads, head_dim].  A peer makes its copies, plans and graphs before it returns
+the call, because only the call is timed.
 """
 
 from __future__ import annotations
@@ -29,4 +29,4 @@ PEERS: dict[str, Peer] = {
     "vllm triton": vllm.call,
     "flashmla": flashmla.call,
 }
-BOUNDS = {"sdpa cudnn", "sdpa flash"}  # contiguous caches: what paged code is held against, not a competitor
+BOUNDS = {"sdpa cudnn", "sdpa flash"}  # contiguous caches: bounds for paged code, no competitors

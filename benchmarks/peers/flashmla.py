@@ -1,6 +1,6 @@
 """FlashMLA's dense decode of latents, from the extension that vLLM's wheel brings: 512 and 64 dims, pages of 64.
 
-Its schedule is made by the first call, which is not timed, and holds for the lengths of that call.
+The first call, which is not timed, makes the schedule for the lengths of the case.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The library itself, and what its batch-invariant mode is held against: the default one."""
+"""The library itself, also in its default mode beside `batch_invariant` cases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
 
 
 def default(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
-    """The same call without batch_invariant."""
+    """paged_attention without batch_invariant."""
     if not case.batch_invariant:
         raise Cannot("the case is of the default mode itself")
     return call(case, {**inputs, "batch_invariant": False})

@@ -193,7 +193,7 @@ def _prompts(requests: Sequence[Request], vocab: int) -> list[torch.Tensor]:
 
 
 def _agreement(made: list[list[int]], ours: list[list[int]]) -> dict[str, float]:
-    """Of requests that both have a token of: how many first tokens are the library's.  16-bit logits tie."""
+    """Count first tokens equal to the library's, among requests with a token from both; 16-bit logits may tie."""
     both = [(a[0], b[0]) for a, b in zip(made, ours) if a and b]
     return {"first_tokens_as_ours": sum(a == b for a, b in both) / len(both)} if both else {}
 

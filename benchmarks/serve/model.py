@@ -33,7 +33,7 @@ class Shape:
         return self.layers * (attention + 3 * self.width * self.hidden) + 2 * self.vocab * self.width
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Of keys and values, all layers together."""
+        """Return bytes of a token's keys and values in all layers together."""
         return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
 
 

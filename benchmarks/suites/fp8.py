@@ -11,7 +11,7 @@ from benchmarks.suites.batches import FP8, uniform
 from benchmarks.suites.phases import MIXED, PREFILL
 from tests.support.cases import E4M3
 
-# Beside each fp8 case its bfloat16 twin, for their ratio is what counts.
+# Each fp8 case has its bfloat16 twin beside it: their ratio counts.
 FP8_CACHES = tuple(
     twin
     for case in (

@@ -1,4 +1,4 @@
-"""Which keys a token sees: windows, and other rules than causality."""
+"""Cases of masks: windows, and other rules than causality."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WINDOW = tuple(
         MIXED[0],
     )
 )
-# Layers that see by other rules than causality and a window, each beside one that sees as many keys without.
+# Layers with masks beyond causality and a window, each beside a layer without whose tokens see equally many keys.
 LLAMA_4: dict[str, Any] = dict(heads=40)
 GEMMA_3: dict[str, Any] = dict(heads=32, kv_heads=16)
 PALIGEMMA: dict[str, Any] = dict(heads=8, kv_heads=1, head_dim=256)
