@@ -49,7 +49,8 @@ flushed L2. "Of roof" is the share of what the card did at the time, reading or 
 bounds the case; products of fp8 may be faster than that roof.
 
 bfloat16, heads 32/8 of 128 dims, pages of 16 tokens unless said. `b64 x 4096` are 64 sequences of 4096 keys; "(bound)"
-marks a contiguous cache. An empty cell: the peer was not in that run, or cannot do the case.
+marks a contiguous cache. An empty cell: the peer was not in that run, or cannot do the case. SDPA's figures for
+prefills of several sequences include a copy of its results.
 """
 
 

@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention on a contiguous, not paged, cache: a bound for paged code."""
+"""torch's scaled_dot_product_attention over a contiguous cache, which is no paged one: a bound for paged code."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ def flash(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
 
 
 def _call(case: Case, inputs: dict[str, Any], backend: SDPBackend) -> Callable[[], Tensor]:
-    """One dense call; its causal mask starts at the first key, so it is whole prefills or single queries."""
+    """Return one dense call, of whole prefills or single queries: its causal mask starts at the first key.
+
+    q is a view [seqs, heads, query_len, head_dim] of the packed queries.  torch gives the result the strides of q, so
+    the packed result is a view, too, and no call copies its result.
+    """
     allow(case)
     query_len, seq_len = case.query_lens[0], case.seq_lens[0]
     if not is_uniform(case) or query_len not in (1, seq_len):
         raise Cannot("no ragged lengths, and no causal chunks behind a context")
-    q = inputs["q"].unflatten(0, (-1, query_len)).transpose(1, 2).contiguous()
+    q = inputs["q"].unflatten(0, (-1, query_len)).transpose(1, 2)
     k, v = (contiguous(inputs[name], inputs["page_table"], seq_len, case) for name in ("k_cache", "v_cache"))
 
     def call() -> Tensor:
@@ -40,7 +44,7 @@ def _call(case: Case, inputs: dict[str, Any], backend: SDPBackend) -> Callable[[
 
 
 def contiguous(cache: Tensor, page_table: Tensor, seq_len: int, case: Case) -> Tensor:
-    """[seqs, kv_heads, seq_len, head_dim] of a cache's pages."""
+    """Gather a cache's pages -> contiguous [seqs, kv_heads, seq_len, head_dim]."""
     pages = cache[page_table[:, : -(-seq_len // case.page_size)].long()]  # [seqs, columns, ...]
     pages = pages if case.layout == "HND" else pages.transpose(2, 3)
     return pages.transpose(1, 2).flatten(2, 3)[:, :, :seq_len].contiguous()

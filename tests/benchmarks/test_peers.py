@@ -32,6 +32,23 @@ def test_sdpa_gathers_the_pages_it_is_a_bound_for(layout: str) -> None:
         torch.testing.assert_close(got.float(), truth(case, inputs)().float(), atol=2**-6, rtol=0)
 
 
+def test_sdpa_copies_neither_queries_nor_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy would be timed; several sequences of several queries once had one."""
+    inputs, made = inputs_of(EVEN, "cpu"), []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def attend(q: torch.Tensor, *args: torch.Tensor, **options: object) -> torch.Tensor:
+        made.append((q, real(q, *args, **options)))
+        return made[-1][1]
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    got = sdpa.flash(EVEN, inputs)()
+    assert len(EVEN.query_lens) > 1
+    assert EVEN.query_lens[0] > 1
+    assert made[0][0].data_ptr() == inputs["q"].data_ptr()
+    assert got.data_ptr() == made[0][1].data_ptr()
+
+
 def test_features_name_what_a_case_asks_for() -> None:
     case = Case("", (1,), (9,), softcap=3.0, sinks=True, cache_dtype=E4M3, dtype=torch.bfloat16)
     assert features(case) == {"softcap", "sinks", "fp8", "log-sum-exps"}
