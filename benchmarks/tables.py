@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.headline import three_digits
+from benchmarks.headline import PEERS_RUN, PORTABLE_RUN, three_digits
 from benchmarks.peers import BOUNDS, OURS
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ REPORTS: Mapping[str, Sequence[str]] = {
     ),
     H100: ("decode", "fp8", "ragged", "spec", "mixed", "prefill", "features"),
 }  # fmt: skip
+# Runs of figures alone: no bytes, operations and rates of the card.
+PLAIN = {
+    PEERS_RUN: "38 cases beside FlashAttention-3 and cuDNN",
+    PORTABLE_RUN: "portable kernels beside vLLM's Triton kernel",
+}
 TRACES = ("trace-2048", "trace-256", "flashinfer/trace-2048", "flashinfer/trace-256")
 TITLES = {
     "spec": "several query tokens each",
@@ -50,7 +55,7 @@ bounds the case; products of fp8 may be faster than that roof.
 
 bfloat16, heads 32/8 of 128 dims, pages of 16 tokens unless said. `b64 x 4096` are 64 sequences of 4096 keys; "(bound)"
 marks a contiguous cache. An empty cell: the peer was not in that run, or cannot do the case. SDPA's figures for
-prefills of several sequences include a copy of its results.
+prefills of several sequences include a copy of its results, but for those of the 38 cases.
 """
 
 
@@ -64,12 +69,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def page(results: Path) -> str:
-    """The whole page."""
+    """Return the whole page in Markdown."""
     return "\n".join(line for part in _parts(results) for line in part) + "\n"
 
 
 def _parts(results: Path) -> Iterator[list[str]]:
     yield INTRODUCTION.splitlines()
+    for name, title in PLAIN.items():
+        report = _read(results / H200, name)
+        said = f"Commit {report['commit']}, torch {report['versions']['torch']}, Triton {report['versions']['triton']}."
+        yield ["", f"## {_card(report)}: {title}", "", f"{said} {report['how']}", "", *_plain(report)]
     for folder, names in REPORTS.items():
         for name in names:
             report = _read(results / folder, name)
@@ -113,6 +122,16 @@ def _run(report: Mapping[str, Any]) -> str:
         f"Commit {report['commit']}, torch {versions['torch']}, Triton {versions['triton']}; "
         f"the card read {memory:.2f} TB/s and multiplied {compute:.0f} TFLOP/s."
     )
+
+
+def _plain(report: Mapping[str, Any]) -> list[str]:
+    """Return a table of microseconds: a row a case, a column for each entry of the run."""
+    names = [*dict.fromkeys(name for result in report["results"] for name in result["seconds"])]
+    lines = [f"| case | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
+    for result in report["results"]:
+        cells = [three_digits(1e6 * result["seconds"][x]) if x in result["seconds"] else "" for x in names]
+        lines.append(f"| {result['case']} | {' | '.join(cells)} |")
+    return lines
 
 
 def _table(report: Mapping[str, Any]) -> list[str]:

@@ -198,6 +198,16 @@ def test_the_page_of_all_figures_has_every_case_of_a_committed_run_and_what_it_t
     assert rows == [[x["case"], headline.three_digits(1e6 * x["seconds"][tables.OURS])] for x in run["results"]]
 
 
+def test_the_page_of_all_figures_has_every_case_beside_flash_attention_3() -> None:
+    page, run = tables.page(runner.ROOT / "benchmarks" / "results"), headline.read(runner.folder("h200"), "peers-38")
+    (part,) = re.findall(r"## H200: 38 cases [^\n]*\n([\s\S]*?)\n##", page)
+    rows = {cells[0]: cells[1:] for line in part.splitlines() if (cells := re.split(r" *\| *", line)[1:-1])}
+    at = rows["case"].index("fa3, pages of 128")
+    assert len(run["results"]) == 38
+    for result in run["results"]:
+        assert rows[result["case"]][at] == headline.three_digits(1e6 * result["seconds"]["fa3, pages of 128"])
+
+
 def test_the_picture_beside_it_shows_the_same_runs() -> None:
     picture = (ROOT / "docs" / "images" / "speed.svg").read_text(encoding="utf-8")
     for case, factors in headline.factors(runner.folder("h200")):
