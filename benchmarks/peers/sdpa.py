@@ -25,8 +25,8 @@ def flash(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
 def _call(case: Case, inputs: dict[str, Any], backend: SDPBackend) -> Callable[[], Tensor]:
     """Return one dense call, of whole prefills or single queries: its causal mask starts at the first key.
 
-    q is a view [seqs, heads, query_len, head_dim] of the packed queries.  torch gives the result the strides of q, so
-    the packed result is a view, too, and no call copies its result.
+    q is a view [seqs, heads, query_len, head_dim] of the packed queries.  The result has the strides of q, so its
+    packed form is a view, too.  A call copies nothing.
     """
     allow(case)
     query_len, seq_len = case.query_lens[0], case.seq_lens[0]

@@ -76,7 +76,7 @@ class Sizes:
         return 1 / 32 if self.kv_dtype.itemsize == 1 else None
 
     def planned(self, requests: Sequence[Request]) -> Iterator[Planned]:
-        """The steps in which these requests are served."""
+        """Plan the steps in which these requests are served."""
         return planned(
             requests,
             pages=self.pages,
@@ -149,7 +149,7 @@ def serve(requests: Sequence[Request], sizes: Sizes, device: torch.device) -> It
 class _Layers:
     """A cache for every layer, and one cache for the reference, in which the pages of the layers follow one another.
 
-    The reference is thus called once a step, for the compared sequences of all layers: most of its time is the host's.
+    One call of the reference thus serves the compared sequences of all layers, because most of its time is the host's.
     """
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:

@@ -126,7 +126,7 @@ class Tables(NamedTuple):
 
 
 class StepTables:
-    """Tables by group, and the layers that have used them."""
+    """Tables of a step, by group of layers, and the layers that have asked for them."""
 
     def __init__(self) -> None:
         self.layers: set[int] = set()
@@ -134,10 +134,10 @@ class StepTables:
 
 
 def tables_of(layer: Layer, index: int, kwargs: dict[str, Any]) -> Tables:
-    """The tables of a layer's group, kept as an attribute of the step's tensor cu_seq_lens_q.
+    """Return the tables of a layer's group; they are kept as an attribute of the step's tensor cu_seq_lens_q.
 
-    If a layer comes twice, a new pass uses the tensors with new contents, as in a capture after its trial run.  All
-    tables are then derived anew.
+    If a layer asks a second time, the host has put a new step into the same tensors, as in a capture after a trial run.
+    All tables are then derived anew.
     """
     lengths = kwargs["cu_seq_lens_q"]
     step = getattr(lengths, "_paged_attn_step", None)
@@ -162,7 +162,7 @@ def _bound(name: str, kwargs: dict[str, Any]) -> Any:
 
 
 def _of_index(layer: Layer, kwargs: dict[str, Any]) -> Tables:
-    """Tables from the physical slot of every key, sequences one after another."""
+    """Derive tables from the host's slot of every key, in a list of all sequences."""
     cu_q, cu_k = kwargs["cu_seq_lens_q"], _of_kind(kwargs["cu_seq_lens_k"], layer.kind)
     read, slots = kwargs["read_index"][layer.group], kwargs["write_index"][layer.group]
     cached = read.numel() > 0

@@ -66,7 +66,7 @@ def _page_size(settings: Any) -> int:
 
 
 def served_by(model: Any, settings: Any, hints: Any) -> Iterator[Padded]:
-    """Kinds of calls under the host's settings, after the host has completed them."""
+    """Yield kinds of calls under the host's settings, whose gaps the host has filled."""
     page = _page_size(settings)
     width = (settings.max_blocks_per_request or 0) * page
     keys = (hints.max_prompt_length + hints.max_generated_length if hints is not None else 0) or width or TOKENS
@@ -77,7 +77,7 @@ def served_by(model: Any, settings: Any, hints: Any) -> Iterator[Padded]:
 
 
 def served(model: Any, requests: int, tokens: int, keys: int, page: int, width: int | None) -> Iterator[Padded]:
-    """Kinds of calls for each kind of layers.
+    """Yield kinds of calls for each kind of layers.
 
     width: keys for which page tables of decodes have columns.  0: decodes come without page tables.  None: nothing is
         known about batches.

@@ -1,7 +1,7 @@
 """Defaults of the host's continuous batching, changed if our attention is chosen and the user sets nothing.
 
-Each call of `generate_batch` captures its graphs anew, with two passes of the model for each graph.  Sizes of decodes
-recur; sizes of batches with prompts hardly ever do.
+Each call of `generate_batch` captures its graphs anew, with two passes of the model for each graph.  Graphs pay for
+decodes, whose sizes recur, and not for batches with prompts, whose sizes hardly ever do.
 """
 
 from __future__ import annotations
