@@ -2,8 +2,8 @@
 
     python -m benchmarks.hosts.transformers_8b --fresh FILE.json
 
-Each way has a process of its own, whose kernels' cache on disk is empty, and says nothing but the attention's name.
-Prints a line for each way; FILE.json gets seconds, and how many prompts have the host's first token.
+Each way has its own process with an empty cache of kernels, and sets nothing but the attention's name.  A line is
+printed for each way; FILE.json gets seconds, and how many prompts have the host's first token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAYS = ("register()", "register(), kernels on disk", "register(model)", "paged|s
 
 
 def measure(way: str, folder: Path, count: int, new: int) -> dict[str, Any]:
-    """What the process of a way says."""
+    """Run the process of a way and return its report."""
     cache = folder / str(WAYS.index(way.partition(",")[0]))
     said = folder / "said.json"
     environment = os.environ | {"TRITON_CACHE_DIR": str(cache)}
@@ -41,13 +41,13 @@ def table(found: dict[str, dict[str, Any]]) -> None:
 
 
 def equal(found: dict[str, dict[str, Any]], way: str) -> list[int]:
-    """How many prompts have the first token that they have by the host's own attention; all tokens; all prompts."""
+    """Count prompts whose first token, and whose tokens, equal those of the host's own attention; count all prompts."""
     pairs = [(a, b) for a, b in zip(found[way]["tokens"], found[WAYS[-1]]["tokens"], strict=True)]
     return [sum(a[:1] == b[:1] for a, b in pairs), sum(a == b for a, b in pairs), len(pairs)]
 
 
 def run(path: Path, count: int, new: int, skip_base: bool) -> None:
-    """All ways, one after another; the file is written after each."""
+    """Run all ways, one after another; write the file after each."""
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for way in WAYS[:-1] if skip_base else WAYS:
@@ -65,7 +65,7 @@ def run(path: Path, count: int, new: int, skip_base: bool) -> None:
 
 
 def waits(began: list[float]) -> list[list[float]]:
-    """When the first layer waited for kernels, from the beginning of a call, and how long."""
+    """Record when, after the beginning of a call, the first layer waited for kernels, and how long."""
     from paged_attn.integrations.transformers import continuous
 
     found: list[list[float]] = []
@@ -82,7 +82,7 @@ def waits(began: list[float]) -> list[list[float]]:
 
 
 def call(model: Any, asked: list[list[int]], new: int) -> tuple[list[list[int]], float]:
-    """Tokens of each prompt, and seconds, by the host's own settings."""
+    """Return tokens of each prompt, and seconds, under the host's own settings."""
     import torch
     from transformers import GenerationConfig
 

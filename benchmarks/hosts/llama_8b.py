@@ -24,7 +24,7 @@ SHAPE = {
 
 
 def build() -> Any:
-    """The model on the GPU, seeded."""
+    """Build the seeded model on the GPU."""
     import transformers
 
     torch.manual_seed(0)
@@ -38,7 +38,7 @@ def build() -> Any:
 
 
 def prompts(count: int, trace: Path | None, vocabulary: int, seed: int = 0) -> list[list[int]]:
-    """Random tokens, as many as the trace's prompts have."""
+    """Return prompts of random tokens, with the trace's lengths."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [min(r.prompt, 8000) for r in itertools.islice(requests(trace), count)]
     return [torch.randint(10, vocabulary, (n,), generator=generator).tolist() for n in lengths]

@@ -33,7 +33,7 @@ CLASSES = {
 def run(
     model: Any, name: str, asked: list[list[int]], new: int, args: argparse.Namespace, **how: bool
 ) -> tuple[list[Any], float]:
-    """Tokens of each prompt, and seconds from the call to the last token; `how` are options of generate_batch."""
+    """Return tokens of each prompt, and seconds from the call to the last token; `how`: options of generate_batch."""
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
@@ -62,7 +62,7 @@ def say(name: str, asked: list[list[int]], tokens: list[Any], seconds: float) ->
 
 
 def kept(model: Any, name: str, args: argparse.Namespace) -> None:
-    """The second of two calls to a manager that stays."""
+    """Time the second of two calls with a persistent manager."""
     for seed in (1, 2):
         asked = prompts(args.prompts, args.trace, SHAPE["vocab_size"], seed)  # type: ignore[arg-type]
         tokens, seconds = run(model, name, asked, args.new, args, persistent_manager=True)
@@ -71,7 +71,7 @@ def kept(model: Any, name: str, args: argparse.Namespace) -> None:
 
 
 def profile(model: Any, name: str, asked: list[list[int]], new: int, args: argparse.Namespace) -> None:
-    """Time on the GPU by what it is for; the rest of the wall time nothing ran."""
+    """Print time on the GPU by purpose; in the rest of the wall time the GPU is idle."""
     from torch.profiler import ProfilerActivity
 
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -90,7 +90,7 @@ def profile(model: Any, name: str, asked: list[list[int]], new: int, args: argpa
 
 @torch.no_grad()
 def explain(model: Any, asked: list[list[int]], ours: list[Any], theirs: list[Any]) -> None:
-    """Where tokens part: the logits of both choices, and how far apart bfloat16 numbers of their size are."""
+    """Print, where tokens first differ, the logits of both choices and the bfloat16 step at their size."""
     model.set_attn_implementation("sdpa")
     apart = [(i, a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
     same = sum(a[0] == b[0] for a, b in zip(ours, theirs, strict=True))

@@ -43,7 +43,7 @@ GRAPHS: dict[str, Any] = {"cudagraph_capture_sizes": [1, 2, 4, 8, *range(16, 129
 
 
 def engine(args: argparse.Namespace) -> None:
-    """Load, say so, then run each workload that standard input names, and answer each by a line of JSON."""
+    """Load the model, report that, then run each workload named on standard input; answer each by a line of JSON."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
                       VLLM_USE_FLASHINFER_SAMPLER="0", TOKENIZERS_PARALLELISM="false", VLLM_PLUGINS="")  # fmt: skip
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")  # which kernels were made ready is one of its lines
@@ -91,7 +91,7 @@ def engine(args: argparse.Namespace) -> None:
 
 
 def reinitialise(model: Any) -> None:
-    """Weights as a model begins with; vLLM's own random ones are smaller.  The same for every engine."""
+    """Give the model weights of a usual initialisation, equal for all engines; vLLM's random weights are smaller."""
     import torch
 
     generator = torch.Generator(device="cuda").manual_seed(1)
@@ -103,7 +103,7 @@ def reinitialise(model: Any) -> None:
 
 
 def workloads(args: argparse.Namespace) -> dict[str, list[tuple[list[int], int]]]:
-    """Tokens of each prompt, and how many are to follow."""
+    """Return tokens of each prompt, and the number of new tokens."""
     import torch
 
     from benchmarks.traces import requests
@@ -125,7 +125,7 @@ def workloads(args: argparse.Namespace) -> dict[str, list[tuple[list[int], int]]
 
 
 class Engine:
-    """A process, and the lines it answers."""
+    """An engine's process, and the lines that it answers."""
 
     def __init__(self, attention: str, arguments: list[str], log: Path) -> None:
         self.attention, self.log = attention, log
@@ -134,7 +134,7 @@ class Engine:
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log.open("w"), text=True)
 
     def read(self, seconds: float) -> dict[str, Any] | None:
-        """The next answer; None, and the process is ended, if it does not come in time."""
+        """Return the next answer.  If it is late, end the process and return None."""
         stream: IO[str] = self.process.stdout  # type: ignore[assignment]
         got: list[str] = []
         reader = threading.Thread(target=lambda: got.append(stream.readline()), daemon=True)
@@ -153,7 +153,7 @@ class Engine:
 
 
 def room(engines: int) -> float:
-    """GiB of cache for each of so many engines side by side."""
+    """Return GiB of cache for each of several engines side by side."""
     import torch
 
     free = torch.cuda.mem_get_info()[0] / 2**30
@@ -204,7 +204,7 @@ def main() -> None:
     tokens: dict[str, dict[str, Any]] = {name: {} for name in args.workloads}
 
     def known() -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-        """Medians and equal tokens so far; in the file, too, for whoever ends this early."""
+        """Return medians and equal tokens so far; also write them to the file, so that a stopped run has them."""
         median = {name: {x: sorted(rates)[len(rates) // 2] for x, rates in of.items()} for name, of in results.items()}
         equal = {name: agreement(of) for name, of in tokens.items()}
         if args.json:

@@ -1,4 +1,4 @@
-"""How a peer declines a case."""
+"""Refusal of a case by a peer, and the features of a case."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FEATURES = (
 
 
 class Cannot(Exception):
-    """The peer has no such feature; the message says which."""
+    """The peer lacks a feature, which the message names."""
 
 
 def features(case: Case) -> set[str]:
-    """What a case asks for beyond plain causal attention over an NHD or HND cache."""
+    """Return what a case asks for beyond plain causal attention over an NHD or HND cache."""
     asked = {
         QUERIES: case.dtype.itemsize != 2,
         "window": case.window_size[0] >= 0,

@@ -64,7 +64,7 @@ def _prefill(case: Case, inputs: dict[str, Any], backend: str) -> Callable[[], T
 
 
 def _latent(case: Case, inputs: dict[str, Any], backend: str) -> Callable[[], Tensor]:
-    """Keys that hold their values: both parts of them where they lie, by strides."""
+    """Return a call over latents: both parts of the keys are views of the cache."""
     allow(case, "latent", "wide heads", "values of another width")
     if (case.head_dim, case.value_width) != (576, 512) or case.layout != "NHD" or not case.causal:
         raise Cannot("only causal latents of 512 and 64 dims, NHD")
@@ -89,7 +89,7 @@ def _latent(case: Case, inputs: dict[str, Any], backend: str) -> Callable[[], Te
 
 
 def _run(wrapper: Any, case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
-    """The planned call; K and V scales are those of the case, one number each."""
+    """Return the planned call; K and V scales of the case are one number each."""
     q, out, cache = inputs["q"].contiguous(), torch.empty_like(inputs["out"]), (inputs["k_cache"], inputs["v_cache"])
     scales: dict[str, float] = {}
     if case.dtype_of_cache != case.dtype:
@@ -115,7 +115,7 @@ def _options(case: Case) -> dict[str, Any]:
 
 
 def _pages(case: Case, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """(indptr, indices, last_page_len): the page table without its tails."""
+    """Return (indptr, indices, last_page_len) of the page table, without its tails."""
     lengths = torch.tensor(case.seq_lens)
     counts = (lengths + case.page_size - 1) // case.page_size
     table = inputs["page_table"]
@@ -126,7 +126,7 @@ def _pages(case: Case, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _mask(case: Case, bias: Tensor) -> Tensor:
-    """[sum of query_len * seq_len] bool: which keys a query sees, of the drafts only its ancestors."""
+    """Return [sum of query_len * seq_len] bool: keys that each query sees; among drafts, only its ancestors."""
     parts = []
     for query_len, seq_len in zip(case.query_lens, case.seq_lens, strict=True):
         visible = torch.ones(query_len, seq_len, dtype=torch.bool, device=bias.device).tril(seq_len - query_len)
@@ -137,5 +137,5 @@ def _mask(case: Case, bias: Tensor) -> Tensor:
 
 @functools.cache
 def _workspace() -> Tensor:
-    """One for all wrappers: they run one after another."""
+    """Return one workspace for all wrappers, which run one after another."""
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")

@@ -15,7 +15,7 @@ from tests.support.cases import Case
 
 HOMES = ("vllm.v1.attention.ops.triton_unified_attention", "vllm.attention.ops.triton_unified_attention")
 SEGMENTS, MIN_PROGRAMS = 16, 128  # of vLLM's Triton backend
-MOST_QUERIES = 8  # tokens of a sequence up to which it splits, since there is a state for each
+MOST_QUERIES = 8  # query tokens of a sequence up to which keys are split: each token needs a state
 
 
 def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
@@ -63,7 +63,7 @@ def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
 
 
 def _function() -> Callable[..., None]:
-    """unified_attention, wherever this version keeps it."""
+    """Import unified_attention from where this version has it."""
     try:
         home = importlib.import_module(HOMES[0])
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Attention of a step, by whom: each is a small class over the same paged cache, checked before it is timed."""
+"""Attention backends of the engine: small classes over one paged cache, each checked before it is timed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AGREE = 2e-2  # of |out - reference| / |reference|; 16-bit weights and results g
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's sequences; their lengths on the host are None where a CUDA graph is captured."""
+    """Sequences of a step; during a capture the lengths on the host are None."""
 
     page_table: Tensor  # [seqs, columns] int32
     seq_lens: Tensor  # [seqs] int32
@@ -39,10 +39,10 @@ class Backend:
         return wanted
 
     def prepare(self, batch: Batch) -> Any:
-        """What all layers of a step share."""
+        """Prepare what all layers of a step share."""
 
     def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, prepared: Any) -> Tensor:
-        """[tokens, heads, head_dim] of q over the cache, causal."""
+        """Attend causally over the cache: q [tokens, heads, head_dim] -> the same shape."""
         raise NotImplementedError
 
 
@@ -59,7 +59,7 @@ class PagedAttn(Backend):
 class Sdpa(Backend):
     """torch's scaled_dot_product_attention over gathered pages: decodes of like lengths at once, prompts singly."""
 
-    graphs = False  # what is gathered has to be known on the host
+    graphs = False  # the host has to know the gathered lengths
     GATHERED = 1 << 19  # keys of decodes at once, padding included
 
     def __init__(self, page_size: int, dtype: torch.dtype) -> None:
@@ -96,7 +96,7 @@ class Sdpa(Backend):
         group = q.shape[1] // kv_heads
         for rows, pages, mask in groups:
             k, v = (cache[pages].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
-            # Query heads of a KV head as its queries: nothing is repeated.
+            # Query heads of a KV head become its queries, so keys are not repeated.
             asked = q[rows].unflatten(1, (kv_heads, group))
             shared = mask[:, None, None].expand(-1, kv_heads, group, -1)
             out[rows] = F.scaled_dot_product_attention(asked, k, v, attn_mask=shared).flatten(1, 2)
@@ -187,7 +187,7 @@ class TorchVarlen(Backend):
             self.options["enable_gqa"] = True
 
     def page_size(self, wanted: int) -> int:
-        return -(-wanted // 256) * 256 if self.paged else wanted  # as FlashAttention 2, which torch has inside
+        return -(-wanted // 256) * 256 if self.paged else wanted  # as for FlashAttention 2, which torch contains
 
     def prepare(self, batch: Batch) -> Any:
         device, seqs = batch.seq_lens.device, batch.seq_lens.shape[0]
@@ -227,7 +227,7 @@ BACKENDS: dict[str, Callable[[int, torch.dtype], Backend]] = {
 
 @torch.no_grad()
 def error_of(backend: Backend, shape: Shape, page_size: int, dtype: torch.dtype, device: torch.device) -> float:
-    """The larger relative error of two small steps, one of decodes and one of chunks beside decodes."""
+    """Return the larger relative error of two small steps: decodes, and chunks beside decodes."""
     worst = 0.0
     for query_lens in ([1, 1, 1], [1, 19, 40, 1]):
         key_lens = [3 * page_size + 5, 19, 2 * page_size + 40, 7][: len(query_lens)]

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(options: argparse.Namespace, device: torch.device, say: Callable[[str], None]) -> dict[str, Any]:
-    """The report: what was run, figures of each backend, and why others were left out."""
+    """Run all backends; return the report: settings, figures of each backend, reasons why backends were left out."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     shape = replace(SHAPES[options.model], **({"layers": options.layers} if options.layers else {}))
     requests = chosen(options.trace, options.first, options.seconds, options.rate, options.requests)
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace, device: torch.device, say: Callable[[str], 
                 **(_agreement(made, ours) if ours is not None else {}),
             }  # fmt: skip
             say(f"{name}: {report['engines'][name]['new_tokens_per_second']:.0f} new tokens/s")
-        except Exception as reason:  # a peer may fail in any way, and the others are still worth having
+        except Exception as reason:  # a peer may fail in any way; the run goes on with the others
             text = "not installed" if isinstance(reason, ImportError) else type(reason).__name__
             report["skipped"][name] = f"{text}: {runner.first_line(reason)}"
             say(f"{name}: {report['skipped'][name]}")
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace, device: torch.device, say: Callable[[str], 
 
 
 def chosen(path: Path | None, first: float, seconds: float, rate: float, most: int | None) -> list[Request]:
-    """Requests of so many seconds of the trace, `rate` times as fast as they came."""
+    """Return requests of `seconds` of the trace, which arrive `rate` times as fast as recorded."""
     reached = itertools.dropwhile(lambda r: r.arrival < first, traces.requests(path))
     some = itertools.takewhile(lambda r: r.arrival < first + seconds, reached)
     found = [replace(r, arrival=(r.arrival - first) / rate) for r in itertools.islice(some, most)]
@@ -133,7 +133,7 @@ def chosen(path: Path | None, first: float, seconds: float, rate: float, most: i
 
 
 def table(report: dict[str, Any]) -> Table:
-    """A row for each backend."""
+    """Table with a row for each backend."""
     columns = ("", "new tokens/s", "finished", "first token p50", "p99 ms", "between tokens p50", "p99 ms", "steps")
     rows = Table(*columns, box=None, pad_edge=False, padding=(0, 3, 0, 0), title=picture.title(report))
     for name, got in report["engines"].items():
@@ -187,7 +187,7 @@ def _room(bytes_per_token: int, device: torch.device) -> int:
 
 
 def _prompts(requests: Sequence[Request], vocab: int) -> list[torch.Tensor]:
-    """Random tokens of the trace's lengths."""
+    """Return random tokens, with the trace's lengths."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(vocab, (request.prompt,), generator=generator) for request in requests]
 

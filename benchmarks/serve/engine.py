@@ -1,7 +1,7 @@
 """Steps of a model over a paged cache: launched without waiting, decodes as CUDA graphs.
 
-Tokens stay on the device: `history` has a row for each request, a step reads its tokens there and puts new ones behind
-them.  So the host knows lengths only, and plans the next step while the device is busy with this one.
+Tokens stay on the device: `history` has a row for each request, where a step reads its tokens and appends new ones.
+The host knows only lengths, and plans the next step while the device runs the current one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from benchmarks.serve.model import Model
 from paged_attn.serving.scheduler import StepPart
 
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-BUFFERS = 3  # of host memory, in turns: a step's inputs may be on their way while those of the next are written
+BUFFERS = 3  # buffers of host memory, in turns: one step's inputs are copied while the next step's are written
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a step, a sequence and the cache may be."""
+    """Largest step, sequence and cache."""
 
     page_size: int
     pages: int
     max_seqs: int
     budget: int  # tokens in a step
-    longest: int  # tokens of a sequence, those to generate included
+    longest: int  # tokens of a sequence, generated tokens included
     requests: int
 
     @property
@@ -48,7 +48,7 @@ class Engine:
         # Zeros: a backend that multiplies dead slots by weights of 0 must not find NaN there.
         self.cache = torch.zeros(cache, dtype=model.dtype, device=device)
         self.layers = [(layer[0], layer[1]) for layer in self.cache]
-        # The last row takes what nobody wants: tokens in the midst of a prompt, and those of padding.
+        # The last row takes unwanted tokens: those inside a prompt, and of padding.
         self.nobody = limits.requests
         self.history = torch.zeros(self.nobody + 1, limits.longest + 1, dtype=torch.int32, device=device)
         # The host's copy of the page table, a row a request, and how many pages of it are known.
@@ -62,19 +62,19 @@ class Engine:
             self.capture()
 
     def start(self, prompts: Sequence[Tensor]) -> None:
-        """Prompts of the requests, by number."""
+        """Set the prompts of the requests, by number."""
         for row, prompt in enumerate(prompts):
             self.history[row, : len(prompt)] = prompt.to(self.model.device, torch.int32)
         self.known = [0] * self.nobody
 
     def tokens(self, prompts: Sequence[int], made: Sequence[int]) -> list[list[int]]:
-        """What each request has got so far, from prompts of these lengths."""
+        """Return the tokens that each request has got so far, for prompts of these lengths."""
         rows = self.history.cpu()
         return [row[prompt : prompt + count].tolist() for row, prompt, count in zip(rows, prompts, made)]
 
     @torch.no_grad()
     def launch(self, parts: Sequence[StepPart], rows: Sequence[int], ends: Sequence[bool]) -> None:
-        """One step: part i is of request rows[i], and its last token yields a new one if ends[i]."""
+        """Launch a step: part i belongs to request rows[i]; if ends[i], its last token yields a new token."""
         decodes = all(part.query_len == 1 for part in parts)
         for part, row in zip(parts, rows):
             pages = part.sequence.pages
@@ -98,7 +98,7 @@ class Engine:
     def inputs(
         self, parts: Sequence[StepPart], rows: Sequence[int], ends: Sequence[bool], seqs: int, columns: int
     ) -> Tensor:
-        """All integers of a step, in one piece of host memory; sequences behind the parts are empty."""
+        """Write all integers of a step into one buffer of host memory; sequences behind the parts are empty."""
         self.steps += 1
         host = self.staging[self.steps % BUFFERS][: sum(sizes_of(seqs, columns))]
         lens, row, target, starts, table = split(host, seqs, columns)
@@ -118,7 +118,7 @@ class Engine:
         self, inputs: Tensor, seqs: int, columns: int, query_lens: list[int] | None, key_lens: list[int] | None,
         decodes: bool,
     ) -> None:  # fmt: skip
-        """A step on the device; without lengths on the host where it is captured."""
+        """Run a step on the device; during a capture there are no lengths on the host."""
         lens, rows, target, starts, table = split(inputs, seqs, columns)
         page_size = self.limits.page_size
         if decodes:
@@ -145,7 +145,7 @@ class Engine:
 
     @torch.no_grad()
     def capture(self) -> None:
-        """A graph for each number of decodes, the largest first: the others fit in its memory."""
+        """Capture a graph for each number of decodes, the largest first, in whose memory the others fit."""
         limits, pool = self.limits, torch.cuda.graph_pool_handle()
         sizes = [n for n in GRAPHS if n < limits.max_seqs] + [limits.max_seqs]
         for seqs in sorted(sizes, reverse=True):
@@ -165,14 +165,14 @@ class Engine:
 
 
 def sizes_of(seqs: int, columns: int) -> list[int]:
-    """Room for each tensor of a step, in integers: all begin at multiples of 128 bytes, as tensors of their own do.
+    """Return the size of each tensor of a step, in integers, rounded up so that each tensor begins at 128 bytes.
 
-    Kernels are compiled for aligned addresses and for others apart.
+    Kernels are compiled separately for aligned and for other addresses, and separate tensors are aligned.
     """
     return [-(-n // 32) * 32 for n in (seqs, seqs, seqs, seqs + 1, seqs * columns)]
 
 
 def split(ints: Tensor, seqs: int, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(seq_lens, rows of history to read, rows to write, starts, page table [seqs, columns]) in one tensor."""
+    """Cut one tensor into (seq_lens, rows of history to read, rows to write, starts, page table [seqs, columns])."""
     lens, rows, target, starts, table = ints.split(sizes_of(seqs, columns))
     return lens[:seqs], rows[:seqs], target[:seqs], starts[: seqs + 1], table[: seqs * columns].view(seqs, columns)

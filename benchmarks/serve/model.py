@@ -1,4 +1,4 @@
-"""A Llama-shaped decoder with random weights: fused projections, and what lies between them compiled where it pays."""
+"""A Llama-shaped decoder with random weights and fused projections; torch.compile serves the rest where it pays."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Model:
 
     @torch.no_grad()
     def compile(self) -> None:
-        """Compile for any number of tokens and these widths: what a first call has is taken as fixed, unless marked."""
+        """Compile for any number of tokens and these widths; sizes of the first call are fixed unless marked."""
         shape, qkv = self.shape, self.qkv[0].shape[0]
 
         def some(rows: int, *sizes: int, dtype: torch.dtype = self.dtype) -> Tensor:
@@ -105,19 +105,19 @@ class Model:
         return h
 
     def greedy(self, h: Tensor) -> Tensor:
-        """The likeliest token behind each row of the output."""
+        """Return the likeliest next token of each row."""
         return F.linear(h, self.head).argmax(-1)
 
 
 def add_and_norm(x: Tensor, more: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(x + more, its root-mean-square norm)."""
+    """Return (x + more, its root-mean-square norm)."""
     x = x + more
     wide = x.float()
     return x, (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)).to(x.dtype) * weight
 
 
 def rotate(qkv: Tensor, cos_sin: Tensor, positions: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
-    """(q, k) with their rotary positions, [tokens, heads, head_dim] each."""
+    """Rotate (q, k), [tokens, heads, head_dim] each, by their positions."""
     head_dim = cos_sin.shape[-1]
     q, k, _ = qkv.view(qkv.shape[0], heads + 2 * kv_heads, head_dim).split([heads, kv_heads, kv_heads], dim=1)
     cos, sin = cos_sin[positions.clamp(min=0)][:, None].chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""Requests in the time of their trace through an engine: when each token was there, and what that makes."""
+"""Replay requests at the times of their trace through an engine; record when each token is there; make figures."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from paged_attn.serving.pages import Pages
 from paged_attn.serving.scheduler import Scheduler
 from paged_attn.serving.trace import Request
 
-IN_FLIGHT = 2  # steps on the device at most: one that runs, one that is ready behind it
+IN_FLIGHT = 2  # steps on the device, upper bound: one runs and one is ready
 
 
 @dataclass
 class Record:
-    """What happened: of each request the seconds at which its tokens were there, from the start of the run."""
+    """Record of a run: for each request, the seconds from the start at which its tokens were there."""
 
     arrivals: list[float]
     times: list[list[float]]
     wanted: list[int]  # tokens of each
     seconds: float = 0.0  # until the last token
     steps: int = 0
-    prompt_tokens: int = 0  # computed, those of preempted sequences anew
+    prompt_tokens: int = 0  # computed; tokens of preempted sequences count again
     preemptions: int = 0
 
 
 class Clock:
-    """Seconds since the start; of a step on a GPU by events, which cost no wait."""
+    """Seconds since the start; events time a step on a GPU without waiting."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -49,7 +49,7 @@ class Clock:
         return time.perf_counter() - self.began
 
     def mark(self) -> Any:
-        """A point behind what has been launched."""
+        """Return a mark behind everything that has been launched."""
         if not self.cuda:
             return self.now()
         event = torch.cuda.Event(enable_timing=True)
@@ -57,7 +57,7 @@ class Clock:
         return event
 
     def at(self, mark: Any) -> float:
-        """The time of a mark, once it is reached."""
+        """Return the time of a mark, once the mark is reached."""
         if not self.cuda:
             return mark
         mark.synchronize()
@@ -108,7 +108,7 @@ def replay(engine: Engine, requests: Sequence[Request], limit: float) -> Record:
 
 
 def figures(record: Record) -> dict[str, Any]:
-    """Throughput and latencies.  A request that has arrived and has no token yet has waited at least till the end."""
+    """Return throughput and latencies.  A request without a first token counts as waiting until the end."""
     firsts, gaps, waiting = [], [], 0
     for arrival, times in zip(record.arrivals, record.times):
         if times:
@@ -135,6 +135,6 @@ def figures(record: Record) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so many percent do not exceed; 0 of none."""
+    """Return the smallest value that `percent` of the values do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)] if ordered else 0.0

@@ -1,6 +1,6 @@
-"""What is measured, as data: suites of cases.  The suite `trace` is cut from a trace by traces.py.
+"""Suites of cases, as data.  traces.py cuts the suite `trace` from a trace.
 
-A file for what each kind of suite is about, made of what `batches.py` has; a case is added where its like is.
+Each file has one kind of suites, made by functions of `batches.py`.  A new case joins the suite of similar cases.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a layer asks for beside sizes, one or two features a case, in decodes, drafts and prefills."""
+"""Features of layers, one or two a case, in decodes, drafts and prefills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where keys lie: layouts of a page, and pages of any size."""
+"""Layouts of pages, and pages of any size."""
 
 from __future__ import annotations
 
