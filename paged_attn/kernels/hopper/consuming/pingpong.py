@@ -6,7 +6,7 @@ loop in a line of code, or the launch's prologue; one build mostly behaves one w
 planner decides (Pipe.IN_TURN).
 """
 
-from ..asm.turns import begin_turns, give_turn, take_turn
+from ..asm.barriers import begin_turns, give_turn, take_turn
 from ..shim import gl, gluon
 
 

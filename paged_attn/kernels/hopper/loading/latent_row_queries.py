@@ -1,8 +1,7 @@
 """Queries of two consumers that share rows, against latents, and the addresses of their products' operands."""
 
 from ..args import Queries, Ring
-from ..asm.barriers import TAG, find_tags
-from ..asm.turns import meet_other
+from ..asm.barriers import TAG, find_tags, meet_other
 from ..layouts import threads_layout
 from ..shim import fence_async_shared, gl, gluon, reinterpret, thread_barrier
 from .latent_queries import load_part, normalize_parts
