@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from paged_attn.kernels.hopper.asm import narrowing, registers
+from paged_attn.kernels.hopper.asm.instructions import _LOGISTIC
 from paged_attn.kernels.hopper.asm.maxima import _RAISE, _RAISE_FP8, FP8_SLACK, SLACK
-from paged_attn.kernels.hopper.asm.numbers import _LOGISTIC
 from tests.kernels.hopper.lanes import NOTHING, numbers
 from tests.simulator import COMPILER, assembly
 from tests.simulator.assembly import LANES

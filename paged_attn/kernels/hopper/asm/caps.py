@@ -14,7 +14,7 @@ from typing import NamedTuple
 import triton
 
 from ..shim import gl
-from .numbers import literal
+from .instructions import literal
 
 
 class Cap(NamedTuple):

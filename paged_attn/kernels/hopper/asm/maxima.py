@@ -9,7 +9,7 @@
 """
 
 from ..shim import gl, gluon
-from .numbers import literal
+from .instructions import literal
 
 
 def _scale_unless_one(registers: int) -> str:

@@ -10,7 +10,7 @@
 """
 
 from ..shim import gl, gluon
-from .numbers import TWO_WORDS, WORD_AND_SUM, literal
+from .instructions import TWO_WORDS, WORD_AND_SUM, literal
 
 
 def _in_two() -> str:

@@ -9,7 +9,7 @@
 """
 
 from ..shim import gl, gluon
-from .numbers import TWO_WORDS
+from .instructions import TWO_WORDS
 
 _FOUR_WORDS = gl.constexpr((gl.int32,) * 4)
 

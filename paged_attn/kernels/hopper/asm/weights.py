@@ -14,7 +14,7 @@ import triton
 
 from ..shim import gl, gluon
 from .caps import CAPS, exactly_capped
-from .numbers import WORD_AND_SUM, literal
+from .instructions import WORD_AND_SUM, literal
 
 # Limit of a thread's sum of weights; no weight is larger than the sum, so all weights fit float16.
 MAX_SUM_PER_THREAD = 8192.0

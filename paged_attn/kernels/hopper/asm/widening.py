@@ -9,7 +9,7 @@ An e5m2 number is the upper byte of its float16: `prmt` puts it above a byte of 
 """
 
 from ..shim import gl, gluon
-from .numbers import TWO_WORDS
+from .instructions import TWO_WORDS
 
 _E4M3 = gl.constexpr(
     "{ .reg .b16 lower, upper; mov.b32 {lower, upper}, $2;"

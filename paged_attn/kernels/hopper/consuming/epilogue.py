@@ -5,7 +5,7 @@ from ...common.merge import tell_cut
 from ...common.output import gated, rows_from, store_lse, store_results, store_rows
 from ...common.records import State
 from ...common.softmax import finish, merge, start
-from ..asm.numbers import times_logistic
+from ..asm.instructions import times_logistic
 from ..asm.registers import words_beside
 from ..layouts import result_layout
 from ..schedule.arrival import counter_of, is_last, join_if_last

@@ -14,8 +14,8 @@ from ...common.shards import own_before
 from ...common.softmax import base_of, start
 from ..args import Turns
 from ..asm.barriers import meet_other, tell_read, tell_written, wait_read, wait_written
+from ..asm.instructions import times_logistic
 from ..asm.maxima import rescale
-from ..asm.numbers import times_logistic
 from ..asm.products import multiply_two_parts
 from ..layouts import product_layout, results_layout, threads_layout
 from ..loading.latent_row_queries import take_rows

@@ -6,7 +6,7 @@ from ...common.scores import add_qq_bias, call_score_mod, cut_own, hides_between
 from ...common.shards import added_apart, place_of_key, spread
 from ...common.softmax import base_of
 from ..args import slots_of_tile
-from ..asm.numbers import logistic, tanh
+from ..asm.instructions import logistic, tanh
 from ..asm.products import multiply_cores
 from ..layouts import product_layout, rows_layout
 from ..loading.packed import value_tile, zero_values_outside

@@ -13,7 +13,7 @@ from ...common.blocking import block_of, tile_of, tiles_before
 from ...common.bounds import visible_range
 from ...common.schedule import first_tile, work
 from ..args import Item
-from ..asm.prefetch import bring_line
+from ..asm.instructions import bring_line
 from ..planning import coverage
 from ..shim import gl, gluon
 from .lists import count_pieces, first_of_many, may_share, of_few, part_of, share_begin, share_with

@@ -9,7 +9,7 @@ from ...common.output import rows_from, store_partial, store_rows
 from ...common.records import State
 from ...common.softmax import base_of, merge
 from ..args import rows_of_consumer
-from ..asm.numbers import exp2, times_logistic
+from ..asm.instructions import exp2, times_logistic
 from ..layouts import dims_at_once, fours_layout, pieces_at_once, rows_at_once, states_layout
 from ..shim import gl, gluon, thread_barrier
 

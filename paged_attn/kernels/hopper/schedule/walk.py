@@ -10,7 +10,7 @@ from ...common.bounds import visible_range
 from ...common.head_programs import heads_at_once, programs_by_work, seqs_at_once, share_by_work
 from ...common.schedule import first_tile, pieces_of, place_of, share_of, slot_of, slots_between
 from ..args import Item, has_latent_rows
-from ..asm.prefetch import bring_line
+from ..asm.instructions import bring_line
 from ..layouts import heads_layout
 from ..shim import gl, gluon
 from .items import bring_lengths

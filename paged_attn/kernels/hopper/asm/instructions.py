@@ -1,10 +1,20 @@
-"""Numbers in PTX: literals, and functions of one float32 that take few instructions.
+"""Single instructions that Triton does not offer: special functions of float32, and prefetches into the L2.
 
 `logistic(power)`, thread by thread, is
 
     { .reg .f32 a; ex2.approx.ftz.f32 a, $1; add.f32 a, a, 0f3F800000; rcp.approx.ftz.f32 $0, a; }
 
 where $0 is the result, $1 the power, and 0f3F800000 the literal of 1.
+
+`bring_near` of $2 bytes at $1, for each thread whose $3 is not 0, is
+
+    { .reg .pred p; setp.ne.u32 p, $3, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, $3; }
+
+Inline assembly must have a result; nobody reads this $0.  `bring_line` fetches the memory line that holds any address:
+
+    { .reg .pred p; setp.ne.u32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, $2; }
+
+A prefetch never faults, and nobody waits for it.  A load that comes sooner takes as long as without a prefetch.
 """
 
 import struct
@@ -54,3 +64,28 @@ def tanh(x):
 def exp2(x):
     """2^x by ex2.approx; results below the normal numbers are 0."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+# ---- prefetches ----------------------------------------------------------------------------------
+
+
+_BRING = gl.constexpr(
+    "{ .reg .pred p; setp.ne.u32 p, $3, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, $3; }"
+)
+
+
+@gluon.jit
+def bring_near(address, size, wanted):
+    """Have the L2 fetch `size` bytes from `address` on, both multiples of 16, for each thread where `wanted`."""
+    operands = [address, size, wanted.to(gl.int32)]
+    gl.inline_asm_elementwise(_BRING, "=r,l,r,r", operands, dtype=gl.int32, is_pure=False, pack=1)
+
+
+_BRING_LINE = gl.constexpr("{ .reg .pred p; setp.ne.u32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, $2; }")
+
+
+@gluon.jit
+def bring_line(address, wanted):
+    """Have the L2 fetch the line of memory that holds `address`, for each thread where `wanted`."""
+    operands = [address, wanted.to(gl.int32)]
+    gl.inline_asm_elementwise(_BRING_LINE, "=r,l,r", operands, dtype=gl.int32, is_pure=False, pack=1)
