@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paged_attn.kernels.hopper.asm import narrowing, registers
+from paged_attn.kernels.hopper.asm import conversions, registers
 from paged_attn.kernels.hopper.asm.instructions import _LOGISTIC
 from paged_attn.kernels.hopper.asm.maxima import _RAISE, _RAISE_FP8, FP8_SLACK, SLACK
 from tests.kernels.hopper.lanes import NOTHING, numbers
@@ -36,7 +36,7 @@ def test_bfloat16_numbers_are_sums_of_two_in_e4m3() -> None:
     x = random.uniform(1, 2, size=(4, 32)) * 2.0 ** random.integers(-12, 8, size=(4, 32))
     x[:, 0], x[:, 1] = (255, -255, 0, -0.0), (INF, -INF, NAN, 1)
     x = torch.from_numpy(x * random.choice([-1, 1], size=x.shape)).to(torch.bfloat16).float().numpy()
-    words = np.stack(assembly.run(narrowing._IN_TWO.value, [None, None, *x])[:2])
+    words = np.stack(assembly.run(conversions._IN_TWO.value, [None, None, *x])[:2])
     parts = torch.from_numpy(words.copy().view(np.uint8)).view(torch.float8_e4m3fn).double().numpy()
     found = parts.reshape(2, 32, 4).sum(0).T
     assert np.isnan(found[:3, 1]).all(), "what is no number is none, and infinity no large one"
@@ -73,9 +73,9 @@ def test_maxima_are_raised_by_the_row_and_by_more_than_the_slack(fp8: bool) -> N
 
 def line(scores: np.ndarray, unit: float, shift: float) -> np.ndarray:
     """Weights of [4, 32 lanes], as numbers."""
-    added = (shift + narrowing.LINE_SHIFT) * narrowing.LINE_UNIT + 1
-    inputs = [*scores, *(np.full(32, number, np.float32) for number in (unit * narrowing.LINE_UNIT, added))]
-    word, *_ = assembly.run(narrowing._LINE_WORDS.value, [None, *inputs])
+    added = (shift + conversions.LINE_SHIFT) * conversions.LINE_UNIT + 1
+    inputs = [*scores, *(np.full(32, number, np.float32) for number in (unit * conversions.LINE_UNIT, added))]
+    word, *_ = assembly.run(conversions._LINE_WORDS.value, [None, *inputs])
     return torch.from_numpy(word.copy().view(np.uint8)).view(torch.float8_e4m3fn).float().numpy().reshape(32, 4).T
 
 

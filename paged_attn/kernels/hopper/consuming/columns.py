@@ -16,8 +16,8 @@ from ...common.scores import scale_by_token
 from ...common.shards import own_before
 from ...common.softmax import start
 from ..args import Turn, Turns, in_one_ring, is_shared
+from ..asm.conversions import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
 from ..asm.registers import anew
-from ..asm.widening import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
 from ..layouts import key_words_layout, operand_layout, product_layout, value_words_layout
 from ..loading.latent_queries import queries_of, take_parts
 from ..loading.packed import packed_key_words, packed_keys, packed_values

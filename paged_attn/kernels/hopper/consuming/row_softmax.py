@@ -4,8 +4,8 @@ from ...common.numerics import rounded_product
 from ...common.softmax import base_of
 from ..asm import caps, maxima
 from ..asm.caps import DIGEST_OF_CAPS, cap_of
+from ..asm.conversions import exp2_words, line_words
 from ..asm.maxima import raise_max, rescale
-from ..asm.narrowing import exp2_words, line_words
 from ..asm.weights import weigh_again, weigh_pairs
 from ..layouts import threads_layout
 from ..shim import gl, gluon

@@ -10,8 +10,8 @@ Values that no row may see become zero here, for 0 * NaN is NaN.
 import triton
 
 from ..args import Turns
+from ..asm.conversions import widen_bytes
 from ..asm.registers import transpose_bytes
-from ..asm.widening import widen_bytes
 from ..layouts import rows_layout, transposing_layout
 from ..planning import operands
 from ..shim import fence_async_shared, gl, gluon, mbarrier

@@ -7,7 +7,7 @@ Widening to bfloat16 would take twice the conversions, so bfloat16 queries are n
 import triton
 
 from ..args import Turns, raw_slots_of_rest, slots_of_tile
-from ..asm.widening import widen_bytes
+from ..asm.conversions import widen_bytes
 from ..layouts import rows_layout
 from ..shim import fence_async_shared, gl, gluon, mbarrier
 from .ring import advance, release, wait_empty, wait_full, words_of

@@ -6,7 +6,7 @@ are multiplied in shared memory, if a box has core matrices of 8 keys, or rows o
 
 import triton
 
-from ..asm.widening import widen_pair_apart
+from ..asm.conversions import widen_pair_apart
 from ..layouts import (
     operand_layout,
     packed_key_words_layout,

@@ -6,8 +6,8 @@ from ...common.bounds import row_tile
 from ...common.output import load_query
 from ..args import Queries, QueryRows, Turn, dim_parts, has_latent_rows, query_parts, slots_of_tile
 from ..asm.barriers import arrive_at, await_at
+from ..asm.conversions import e4m3_in_two
 from ..asm.instructions import bring_near
-from ..asm.narrowing import e4m3_in_two
 from ..layouts import rows_layout
 from ..shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 from .gates import QUERIES, gate

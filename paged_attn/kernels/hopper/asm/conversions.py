@@ -1,0 +1,200 @@
+"""Conversions between e4m3 or e5m2 and wider types, of words of two or four numbers; weights of a softmax in e4m3.
+
+`exp2_words` makes the word $0 and the sum $1 of four scores $2..$5, with the unit $6 and the shift $7:
+
+    { .reg .b16 lower, upper; .reg .f32 a, b, c, d;
+      fma.rn.f32 a, $2, $6, $7; fma.rn.f32 b, $3, $6, $7; fma.rn.f32 c, $4, $6, $7; fma.rn.f32 d, $5, $6, $7;
+      ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; cvt.rn.satfinite.e4m3x2.f32 lower, b, a; add.f32 a, a, b;
+      ex2.approx.ftz.f32 c, c; ex2.approx.ftz.f32 d, d; cvt.rn.satfinite.e4m3x2.f32 upper, d, c; add.f32 c, c, d;
+      mov.b32 $0, {lower, upper}; add.f32 $1, a, c; }
+
+`widen_bytes_apart` makes the float16 numbers $0..$3 of a word $4 of four e4m3 numbers:
+
+    { .reg .b16 lower, upper; .reg .b32 a, b; mov.b32 {lower, upper}, $4;
+      cvt.rn.f16x2.e4m3x2 a, lower; cvt.rn.f16x2.e4m3x2 b, upper; mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }
+
+An e5m2 number is the upper byte of its float16: `prmt` puts the number above a byte of zeros.
+"""
+
+from ..shim import gl, gluon
+from .instructions import TWO_WORDS, WORD_AND_SUM, literal
+
+
+def _in_two() -> str:
+    """PTX: four floats as e4m3 numbers, and the rests.
+
+    Each float times 0 is added to its rest, so infinity leaves NaN.  All conversions are in one text: ptxas 12.8 fuses
+    two conversions whose results are stored side by side, and other uses of the lower result then read an unwritten
+    register.
+    """
+    text = "{ .reg .b16 p, q, x, y; .reg .b32 h; .reg .f32 a, b, c, d;"
+    text += " cvt.rn.satfinite.e4m3x2.f32 p, $3, $2; cvt.rn.satfinite.e4m3x2.f32 q, $5, $4; mov.b32 $0, {p, q};"
+    for pair, first, second, lower, upper in (("p", "a", "b", "$2", "$3"), ("q", "c", "d", "$4", "$5")):
+        text += f" cvt.rn.f16x2.e4m3x2 h, {pair}; mov.b32 {{x, y}}, h; cvt.f32.f16 {first}, x; cvt.f32.f16 {second}, y;"
+        for number, whole in ((first, lower), (second, upper)):
+            text += f" sub.f32 {number}, {whole}, {number}; fma.rn.f32 {number}, {whole}, {literal(0.0)}, {number};"
+    text += " cvt.rn.satfinite.e4m3x2.f32 p, b, a; cvt.rn.satfinite.e4m3x2.f32 q, d, c; mov.b32 $1, {p, q}; }"
+    return text
+
+
+_IN_TWO = gl.constexpr(_in_two())
+
+
+@gluon.jit
+def e4m3_in_two(a, b, c, d):
+    """(words, words): four float32 rounded to e4m3, a in the lowest byte, and the rests of that rounding in e4m3."""
+    return gl.inline_asm_elementwise(_IN_TWO, "=&r,=&r,f,f,f,f", [a, b, c, d], dtype=TWO_WORDS, is_pure=True, pack=1)
+
+
+_EXP2_WORDS = gl.constexpr(
+    "{ .reg .b16 lower, upper; .reg .f32 a, b, c, d;"
+    " fma.rn.f32 a, $2, $6, $7; fma.rn.f32 b, $3, $6, $7; fma.rn.f32 c, $4, $6, $7; fma.rn.f32 d, $5, $6, $7;"
+    " ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; cvt.rn.satfinite.e4m3x2.f32 lower, b, a; add.f32 a, a, b;"
+    " ex2.approx.ftz.f32 c, c; ex2.approx.ftz.f32 d, d; cvt.rn.satfinite.e4m3x2.f32 upper, d, c; add.f32 c, c, d;"
+    " mov.b32 $0, {lower, upper}; add.f32 $1, a, c; }"
+)
+
+
+@gluon.jit
+def exp2_words(a, b, c, d, unit, shift):
+    """(e4m3 words, float32 sums) of exp2(x * unit + shift) for four x, a in the lowest byte; sums are not rounded."""
+    return gl.inline_asm_elementwise(
+        _EXP2_WORDS, "=r,=f,f,f,f,f,f,f", [a, b, c, d, unit, shift], dtype=WORD_AND_SUM, is_pure=True, pack=1
+    )
+
+
+# A line through each octave: at a power of two, the bits of a float16 are 2^10 times (exponent + 15).  Between two
+# powers, 2^x is below the line by up to 6%, and 4% on average, so the line is lowered by 4%.
+OCTAVES, BIAS, LOWERED = 32.0, 15.0, 0.0573
+
+
+def _line_words() -> str:
+    """PTX: four floats in [1/2, 1] that equal 1 - 2^-16 * (bits of a float16 weight), then e4m3 words of the weights.
+
+    Floats in that range are 2^-24 apart.  A larger weight has a smaller float, so that saturation at 1 makes small
+    weights 0.
+    """
+    every = "".join(f" fma.rn.sat.f32 {x}, ${i}, $5, $6;" for i, x in enumerate("abcd", 1))
+    return (
+        "{ .reg .b16 lower, upper; .reg .b32 p, q; .reg .f32 a, b, c, d;" + every + " prmt.b32 p, a, b, 0x6521;"
+        " prmt.b32 q, c, d, 0x6521; sub.u32 p, 0x80008000, p; sub.u32 q, 0x80008000, q;"
+        " cvt.rn.satfinite.e4m3x2.f16x2 lower, p; cvt.rn.satfinite.e4m3x2.f16x2 upper, q;"
+        " mov.b32 $0, {lower, upper}; }"
+    )
+
+
+_LINE_WORDS = gl.constexpr(_line_words())
+# a weight's float is (exponent + LINE_SHIFT) * LINE_UNIT + 1
+LINE_SHIFT, LINE_UNIT = BIAS - LOWERED, -0.5 / OCTAVES
+_LINE_SHIFT, _LINE_UNIT = gl.constexpr(LINE_SHIFT), gl.constexpr(LINE_UNIT)
+
+
+@gluon.jit
+def line_words(a, b, c, d, unit, shift):
+    """`exp2_words` without exponentials (Schraudolph 1999), up to 4% off, with 2.5 instructions a weight; no sums.
+
+    Exponents below -15 and NaN become weights of 0.  Exponents must stay below 16; FP8_SLACK keeps them far below.
+    """
+    unit, shift = unit * _LINE_UNIT, (shift + _LINE_SHIFT) * _LINE_UNIT + 1.0
+    return gl.inline_asm_elementwise(
+        _LINE_WORDS, "=r,f,f,f,f,f,f", [a, b, c, d, unit, shift], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+# ---- fp8 to float16 ------------------------------------------------------------------------------
+
+
+_E4M3 = gl.constexpr(
+    "{ .reg .b16 lower, upper; mov.b32 {lower, upper}, $2;"
+    " cvt.rn.f16x2.e4m3x2 $0, lower; cvt.rn.f16x2.e4m3x2 $1, upper; }"
+)
+_E5M2 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;")  # float16's upper bytes
+
+
+@gluon.jit
+def widen_bytes(x, FP8: gl.constexpr):
+    """Widen words of four fp8 numbers to (words of the lower two, words of the upper two) in float16.
+
+    Element by element, the compiler would convert to float32 first.
+    """
+    ASM: gl.constexpr = _E4M3 if FP8 == 3 else _E5M2
+    return gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=TWO_WORDS, is_pure=True, pack=1)
+
+
+_E4M3_APART = gl.constexpr(
+    "{ .reg .b16 lower, upper; .reg .b32 a, b; mov.b32 {lower, upper}, $4;"
+    " cvt.rn.f16x2.e4m3x2 a, lower; cvt.rn.f16x2.e4m3x2 b, upper; mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }"
+)
+_E5M2_APART = gl.constexpr(
+    "{ .reg .b32 a, b; prmt.b32 a, $4, 0, 0x1404; prmt.b32 b, $4, 0, 0x3424;"
+    " mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }"
+)
+_HALVES_4 = gl.constexpr((gl.float16,) * 4)
+_HALVES_8 = gl.constexpr((gl.float16,) * 8)
+
+
+def _pairs_apart(words: str) -> str:
+    """PTX: widen words $8 and $9 of two keys, by `words`, to words a..d of two float16 each, and split them."""
+    halves = " ".join(f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, {word};" for i, word in enumerate("abcd"))
+    return f"{{ .reg .b32 a, b, c, d, x, y; .reg .b16 l, u; {words} {halves} }}"
+
+
+_E4M3_PAIRS_APART = gl.constexpr(
+    _pairs_apart(
+        "prmt.b32 x, $8, $9, 0x5140; prmt.b32 y, $8, $9, 0x7362;"
+        " mov.b32 {l, u}, x; cvt.rn.f16x2.e4m3x2 a, l; cvt.rn.f16x2.e4m3x2 b, u;"
+        " mov.b32 {l, u}, y; cvt.rn.f16x2.e4m3x2 c, l; cvt.rn.f16x2.e4m3x2 d, u;"
+    )
+)
+_E5M2_PAIRS_APART = gl.constexpr(
+    _pairs_apart(
+        "prmt.b32 x, $8, $9, 0x5140; prmt.b32 y, $8, $9, 0x7362;"
+        " prmt.b32 a, x, 0, 0x1404; prmt.b32 b, x, 0, 0x3424; prmt.b32 c, y, 0, 0x1404; prmt.b32 d, y, 0, 0x3424;"
+    )
+)
+
+
+@gluon.jit
+def widen_bytes_apart(x, FP8: gl.constexpr):
+    """Widen words of four fp8 numbers to four float16 tensors, lowest byte first."""
+    ASM: gl.constexpr = _E4M3_APART if FP8 == 3 else _E5M2_APART
+    return gl.inline_asm_elementwise(ASM, "=h,=h,=h,=h,r", [x], dtype=_HALVES_4, is_pure=True, pack=1)
+
+
+_E4M3_PAIR = gl.constexpr("{ .reg .b32 w; cvt.rn.f16x2.e4m3x2 w, $2; mov.b32 {$0, $1}, w; }")
+_E5M2_PAIR = gl.constexpr("and.b16 $1, $2, 0xFF00; shl.b16 $0, $2, 8;")
+_HALVES_2 = gl.constexpr((gl.float16, gl.float16))
+
+
+@gluon.jit
+def widen_pair_apart(x, FP8: gl.constexpr):
+    """Widen the two fp8 numbers of 16-bit words to two float16 tensors, lowest byte first."""
+    ASM: gl.constexpr = _E4M3_PAIR if FP8 == 3 else _E5M2_PAIR
+    return gl.inline_asm_elementwise(ASM, "=&h,=&h,h", [x], dtype=_HALVES_2, is_pure=True, pack=1)
+
+
+@gluon.jit
+def widen_pairs_apart(even, odd, FP8: gl.constexpr):
+    """Widen words of two keys to eight float16 tensors: the first number of even and odd, the second of both, ..."""
+    ASM: gl.constexpr = _E4M3_PAIRS_APART if FP8 == 3 else _E5M2_PAIRS_APART
+    return gl.inline_asm_elementwise(
+        ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [even, odd], dtype=_HALVES_8, is_pure=True, pack=1
+    )
+
+
+_E4M3_HALVES_APART = gl.constexpr(
+    "{ .reg .b32 e, o, x; .reg .b16 l, u; cvt.u32.u16 e, $4; cvt.u32.u16 o, $5; prmt.b32 x, e, o, 0x5140;"
+    " mov.b32 {l, u}, x; cvt.rn.f16x2.e4m3x2 e, l; cvt.rn.f16x2.e4m3x2 o, u;"
+    " mov.b32 {$0, $1}, e; mov.b32 {$2, $3}, o; }"
+)
+_E5M2_HALVES_APART = gl.constexpr(
+    "{ .reg .b32 e, o; cvt.u32.u16 e, $4; cvt.u32.u16 o, $5; prmt.b32 e, e, o, 0x5140;"
+    " prmt.b32 o, e, 0, 0x3424; prmt.b32 e, e, 0, 0x1404; mov.b32 {$0, $1}, e; mov.b32 {$2, $3}, o; }"
+)
+
+
+@gluon.jit
+def widen_halves_apart(even, odd, FP8: gl.constexpr):
+    """Widen 16-bit words of two keys to four float16 tensors: the first number of even and odd, the second of both."""
+    ASM: gl.constexpr = _E4M3_HALVES_APART if FP8 == 3 else _E5M2_HALVES_APART
+    return gl.inline_asm_elementwise(ASM, "=h,=h,=h,=h,h,h", [even, odd], dtype=_HALVES_4, is_pure=True, pack=1)
