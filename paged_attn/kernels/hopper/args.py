@@ -37,7 +37,7 @@ class Pipe(NamedTuple):
     FP8_PRODUCTS: bool = False  # queries, keys, weights and values are multiplied as fp8
     COARSE: bool = False  # fp8 weights come from a line through each octave instead of exponentials
     TANH: bool = False  # the softcap takes tanh.approx, off by up to 2^-11 of a score, instead of exponentials
-    TERMS: int = 0  # of the polynomial that caps small scores where AT_ONCE, see asm/caps.py; 0: none
+    TERMS: int = 0  # of the polynomial that caps small scores where AT_ONCE, see asm/weights.py; 0: none
     QUERY_BOX: bool = False  # queries come through the copy engine
     QUERY_SLOTS: int = 1  # blocks whose queries fit shared memory, with QUERY_BOX; 2: the next block's may come early
     BESIDE: bool = False  # a warpgroup serves few rows beside blocks: mixed.py

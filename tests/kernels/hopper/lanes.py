@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paged_attn.kernels.hopper.asm import caps
-from paged_attn.kernels.hopper.asm.weights import _AGAIN, _PAIRS
+from paged_attn.kernels.hopper.asm.weights import _AGAIN, _PAIRS, CAPS, MAX_NEGLIGIBLE_EXPONENT
 from tests.simulator import assembly
 from tests.simulator.assembly import LANES
 
@@ -80,11 +79,11 @@ def weigh(
     offsets = [shifts] * pairs
     coefficients, known = [units], []
     if terms:
-        cap, largest = caps.CAPS[terms], CAPPED_UNIT * np.float32(caps.CAPS[terms].largest)
+        cap, largest = CAPS[terms], CAPPED_UNIT * np.float32(CAPS[terms].largest)
         coefficients = [units * np.float32(y * inner ** (2 * i + 1)) for i, y in enumerate(cap.coefficients)]
         known = [
             np.full(32, y, np.float32)
-            for y in (inner, -caps.MAX_NEGLIGIBLE_EXPONENT - largest, largest)
+            for y in (inner, -MAX_NEGLIGIBLE_EXPONENT - largest, largest)
             for _ in range(pairs)
         ]
     if relative:

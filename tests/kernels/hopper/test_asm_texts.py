@@ -23,13 +23,12 @@ def test_kernels_on_disk_are_known_by_what_is_looked_up(function: Any) -> None:
 
 SHOWN = {
     "barriers": lambda of: [of._AWAIT.value, of._TAKE_TURN.value],
-    "caps": lambda of: [of.exactly_capped("m0", "m0", "$96", 3)],
     "maxima": lambda of: [of._ASM_32.value],
     "conversions": lambda of: [of._EXP2_WORDS.value, of._E4M3_APART.value],
     "instructions": lambda of: [of._LOGISTIC.value, of._BRING.value, of._BRING_LINE.value],
     "products": lambda of: [of._cores.fn(64, 16, 64, "bf16")],
     "registers": lambda of: [of._BESIDE_BF16.value],
-    "weights": lambda of: [of._PAIRS["bf16", 1]],
+    "weights": lambda of: [of._PAIRS["bf16", 1], of.exactly_capped("m0", "m0", "$96", 3)],
 }
 
 

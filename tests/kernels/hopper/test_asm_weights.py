@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged_attn.kernels.hopper.asm import caps
-from paged_attn.kernels.hopper.asm.weights import MAX_SUM_PER_THREAD
+from paged_attn.kernels.hopper.asm.weights import CAPS, MAX_SUM_PER_THREAD
 from tests.kernels.hopper.lanes import CAPPED_UNIT, NOTHING, ROWS, UNIT, rows_of_scores, weigh
 from tests.simulator import COMPILER
 
@@ -49,7 +48,7 @@ def test_rows_are_weighed_again_where_their_maximum_was_too_small(
 @pytest.mark.parametrize(("terms", "error"), [(3, 2.0**-11), (5, 2.0**-21.4)])
 def test_polynomials_cap_what_they_hold_for(terms: int, error: float) -> None:
     """And are too large, and rise, from there on: no weight that is small enough comes of a larger score."""
-    coefficients, largest = caps.CAPS[terms]
+    coefficients, largest = CAPS[terms]
     x = np.linspace(1e-6, 30, 1_000_001)
     found = x * np.polyval(coefficients[::-1], x * x)
     held = np.tanh(x) <= largest
@@ -60,7 +59,7 @@ def test_polynomials_cap_what_they_hold_for(terms: int, error: float) -> None:
 
 @pytest.mark.parametrize("columns", [64, 128])
 @pytest.mark.parametrize(("dtype", "half"), [("bf16", 2.0**-8), ("fp16", 2.0**-11)])
-@pytest.mark.parametrize("terms", caps.CAPS)
+@pytest.mark.parametrize("terms", CAPS)
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_capped_exactly_where_a_polynomial_does_not_hold(
     columns: int, dtype: str, half: float, terms: int, seed: int

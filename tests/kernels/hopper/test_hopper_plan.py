@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.kernels.hopper.asm import caps
+from paged_attn.kernels.hopper.asm.weights import CAPS
 from paged_attn.kernels.hopper.planning import coverage as hopper
 from paged_attn.kernels.hopper.planning import operands
 from paged_attn.kernels.hopper.planning.block_launches import blocks_launch
@@ -125,7 +125,7 @@ def test_polynomials_cap_scores_where_these_meet_nothing_else(
 ) -> None:
     (launch,) = hopper.launches(call)
     assert (terms, tile, loaders) == (launch.pipe.TERMS, launch.shape.TILE, launch.pipe.LOADERS)
-    assert terms in (0, *caps.CAPS)
+    assert terms in (0, *CAPS)
 
 
 @pytest.mark.parametrize(

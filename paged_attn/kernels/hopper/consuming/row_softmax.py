@@ -2,11 +2,10 @@
 
 from ...common.numerics import rounded_product
 from ...common.softmax import base_of
-from ..asm import caps, maxima
-from ..asm.caps import DIGEST_OF_CAPS, cap_of
+from ..asm import maxima, weights
 from ..asm.conversions import exp2_words, line_words
 from ..asm.maxima import raise_max, rescale
-from ..asm.weights import weigh_again, weigh_pairs
+from ..asm.weights import DIGEST_OF_CAPS, cap_of, weigh_again, weigh_pairs
 from ..layouts import threads_layout
 from ..shim import gl, gluon
 from .fragments import (
@@ -22,7 +21,7 @@ from .fragments import (
     whole_of,
 )
 
-SLACK, MAX_NEGLIGIBLE_EXPONENT = gl.constexpr(maxima.SLACK), gl.constexpr(caps.MAX_NEGLIGIBLE_EXPONENT)
+SLACK, MAX_NEGLIGIBLE_EXPONENT = gl.constexpr(maxima.SLACK), gl.constexpr(weights.MAX_NEGLIGIBLE_EXPONENT)
 MIN_NORMAL, MAX_POWER_OF_2 = gl.constexpr(2.0**-126), gl.constexpr(2.0**127)  # of normal float32 numbers
 
 # fp8 weights use the top of e4m3's range: its largest number, 448, is a little more than 2^(5 + FP8_SLACK).  The offset

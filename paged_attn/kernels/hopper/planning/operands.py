@@ -32,7 +32,7 @@ def conversion(p: Problem) -> int:
     return WIDEN_VALUES if in_two else WIDEN
 
 
-TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # of polynomials of `asm/caps.py`: off as much as tanh.approx, as exponentials
+TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # of polynomials of `asm/weights.py`: off as much as tanh.approx, as exponentials
 _SMALL = "the polynomial holds above a maximum of the row's scores, which rises as the cap falls: 2.7 for these caps"
 MIN_CAP_OF_TANH: Annotated[
     float,
