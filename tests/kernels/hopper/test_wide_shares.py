@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 
-from paged_attn.kernels.hopper import words
+from paged_attn.kernels.hopper import dialect
 from paged_attn.kernels.hopper.planning import coverage
 from paged_attn.kernels.hopper.planning.operands import WIDEN
 from paged_attn.kernels.hopper.planning.wide_heads import shares_take
@@ -42,7 +42,7 @@ def rings(p: Any) -> set[tuple[int, int, int]]:
     """(tile, slots of keys, of values) of a call's launches."""
     assert coverage.uncovered(p) == []
     launches = coverage.launches(p)
-    assert all(x.dialect == "hopper" and x.pipe.SHARES and words.tiles_of(x) for x in launches)
+    assert all(x.dialect == "hopper" and x.pipe.SHARES and dialect.tiles_of(x) for x in launches)
     return {(x.shape.TILE, x.pipe.KEY_STAGES, x.pipe.VALUE_STAGES) for x in launches}
 
 
@@ -135,8 +135,8 @@ def test_fp8_latents_are_multiplied_in_float16_which_bfloat16_queries_are_normal
     (launch,) = coverage.launches(problem(**OF_E4M3 | dict(dtype=query, heads=heads)))
     assert triton.language.float16 == launch.shape.COMPUTE
     assert launch.shape.NORMALIZED == launch.shape.BY_ROW == (query == torch.bfloat16)
-    assert "of fp8, products of float16, " in words.tiles_of(launch)
-    assert "4 that convert" in words.tiles_of(launch)
+    assert "of fp8, products of float16, " in dialect.tiles_of(launch)
+    assert "4 that convert" in dialect.tiles_of(launch)
 
 
 @pytest.mark.parametrize("seqs, together", [(4, 8), (16, 8), (32, 4), (64, 2), (132, 2)])
