@@ -11,8 +11,7 @@ from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch, Scratch
 from ..common.schedule import find_share, room_of, unflatten, work
 from .args import Jobs, Loader, Results, Rings, Turn, Turns
-from .block_roles import consume_items, hand_out_items, load_items
-from .blocks import make_rings
+from .blocks import consume_items, hand_out_items, load_items, make_rings
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
 from .layouts import lanes_layout
@@ -45,7 +44,7 @@ def lanes(S: gl.constexpr):
 
 @gluon.jit
 def hand_out_blocks(loader, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Make the lists and run `block_roles.hand_out_items`, in one warp; another warp makes the shares of few rows."""
+    """Make the lists and run `blocks.hand_out_items`, in one warp; another warp makes the shares of few rows."""
     ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
     lists = known_same(make_lists(jobs.batch, lanes(ONE), jobs.mods, ONE, P))
     hand_out_items(loader, jobs, lists, P.LOADERS - 1, STAGES, S, P)

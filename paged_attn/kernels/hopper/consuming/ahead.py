@@ -60,7 +60,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
 
 @gluon.jit
 def consume_items_ahead(out, results, rings, jobs, S: gl.constexpr, P: gl.constexpr):
-    """`block_roles.consume_items`, an item ahead."""
+    """`blocks.consume_items`, an item ahead."""
     gl.static_assert(is_shared(P) and P.CONSUMERS == 1 and P.QUERY_BOX and P.CONVERT == NONE and P.COLUMNS == 0)
     gl.static_assert(not S.SPLIT and S.PIECE is None)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
