@@ -145,7 +145,7 @@ class Scratch(NamedTuple):
     # (1: whole), and the row of its first state.
     states: Any
     # int32, how many programs have stored states of a cut block; by KV head and the share in which the block begins.
-    # Counters of groups of pieces follow, by the slot of the first (hopper/schedule/arrival.py).  0 between launches.
+    # Counters of groups of pieces follow, by the slot of the first (hopper/schedule/join.py).  0 between launches.
     counters: Any
 
 

@@ -26,8 +26,8 @@ from .loading.gates import KEYS, VALUES, WIDEN, make_gates, start_with
 from .loading.loader import begin_item, load_tile, load_tiles
 from .loading.queries import bring_queries, load_queries, make_queries
 from .loading.ring import WARPGROUP, make_read_ring, make_ring
-from .schedule.arrival import told_in
 from .schedule.items import ask, begin_lists, bring_lengths, item_from, leave_lists, settle
+from .schedule.join import told_in
 from .schedule.lists import first_of_many, make_lists
 from .schedule.mail import make_mail, publish, read
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, replaced

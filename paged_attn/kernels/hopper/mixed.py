@@ -19,8 +19,8 @@ from .loading.gates import KEYS, VALUES, make_gates, start_with
 from .loading.loader import begin_item, load_tiles
 from .loading.queries import bring_queries, load_queries, make_queries
 from .loading.ring import make_read_ring
-from .schedule.arrival import told_in
 from .schedule.items import COUNTERS_PER_LAUNCH, bring_lengths
+from .schedule.join import told_in
 from .schedule.lists import known_same, make_lists
 from .schedule.mail import make_mail, no_item, publish, read
 from .schedule.walk import Walk, item_at, share_of_heads

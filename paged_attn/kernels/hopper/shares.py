@@ -36,7 +36,7 @@ from .loading.loader import begin_item, fetch_descriptors, load_both, load_tiles
 from .loading.packed import make_boxes
 from .loading.queries import make_queries
 from .loading.ring import WARPGROUP, make_meeting, make_ring, ring_of
-from .schedule.arrival import told_in
+from .schedule.join import told_in
 from .schedule.walk import Walk, bring_heads, item_at, share_of_heads
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, mbarrier
 

@@ -8,8 +8,7 @@ from ...common.softmax import finish, merge, start
 from ..asm.instructions import times_logistic
 from ..asm.registers import words_beside
 from ..layouts import result_layout
-from ..schedule.arrival import counter_of, is_last, join_if_last
-from ..schedule.join import join_in_place, joins_in_place, keep, keep_in_fours
+from ..schedule.join import counter_of, is_last, join_if_last, join_in_place, joins_in_place, keep, keep_in_fours
 from ..shim import gl, gluon
 from .fp8 import in_order
 

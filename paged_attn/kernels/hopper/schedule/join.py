@@ -1,10 +1,13 @@
-"""States of the pieces of a cut block: store them in scratch, and join them; `arrival.py` decides who joins."""
+"""States of the pieces of a cut block: store them in scratch, count the programs that have, and join them.
+
+Without a merge launch, the program that stores the last state of a block, or of a group of its pieces, joins.
+"""
 
 from typing import Any, NamedTuple
 
 import triton
 
-from ...common.merge import join
+from ...common.merge import cuts_of, join
 from ...common.output import rows_from, store_partial, store_rows
 from ...common.records import State
 from ...common.softmax import base_of, merge
@@ -12,6 +15,7 @@ from ..args import rows_of_consumer
 from ..asm.instructions import exp2, times_logistic
 from ..layouts import dims_at_once, fours_layout, pieces_at_once, rows_at_once, states_layout
 from ..shim import gl, gluon, thread_barrier
+from .items import COUNTERS_PER_LAUNCH
 
 
 @gluon.jit
@@ -198,3 +202,91 @@ def join_in_place(parts, item, first_row, row, valid, state, S: gl.constexpr, P:
         joined = merge(joined, from_fours(part, LAYOUT, P.ROWS, S.VALUE_PADDED), row_max, row_sum)
         first_row += P.STRIDE
     return joined
+
+
+# ---- the program that joins ----------------------------------------------------------------------
+
+
+@gluon.jit
+def told_in(scratch, slots, S: gl.constexpr):
+    """Address of the counters of states kept in scratch or, with a merge launch, of the cuts that it reads."""
+    if S.MERGE > 0:
+        return scratch.counters + COUNTERS_PER_LAUNCH
+    else:
+        return cuts_of(scratch, slots * S.LIVE, S)
+
+
+@gluon.jit
+def is_last(counter, holders):
+    """Count a program that has stored its states; return whether all `holders` have stored theirs now."""
+    thread_barrier()  # every thread's rows are written before one of them tells
+    last = gl.atomic_add(counter, 1, sem="acq_rel") == holders - 1
+    if last:
+        gl.store(counter, 0)  # for the next launch
+    return last
+
+
+@gluon.jit
+def counter_of(results, item, NUMBER: gl.constexpr, P: gl.constexpr):
+    """Address of the counter of a consumer's rows of a block."""
+    return results.told + item.counter * P.CONSUMERS + NUMBER
+
+
+@gluon.jit
+def join_if_last(
+    out, results, item, token, count, ROWS: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """Count a program that has stored its states of a block; the last program joins all and stores the results."""
+    if S.LIVE < P.ROWS:
+        count = gl.minimum(count, S.LIVE)
+    if P.GROUPED == 0:
+        join_block(out, results, item, token, count, ROWS, NUMBER, S, P)
+    elif P.BRIEF:  # with offsets known at compile time, few pieces are joined sooner
+        if item.pieces <= P.GROUPED:
+            join_block(out, results, item, token, count, ROWS, NUMBER, S, P)
+        else:
+            join_groups(out, results, item, token, count, ROWS, S, P)
+    else:
+        join_groups(out, results, item, token, count, ROWS, S, P)
+
+
+@gluon.jit
+def join_block(
+    out, results, item, token, count, ROWS: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """`join_if_last`, joining all pieces at once."""
+    if is_last(counter_of(results, item, NUMBER, P), item.holders):
+        pieces = Pieces(item.first_row + NUMBER * P.ROWS, P.SKIP, P.STRIDE, item.pieces)
+        join_states(out, results, item.block, pieces, token, count, True, ROWS, S, P)
+
+
+@gluon.jit
+def group_size(pieces, P: gl.constexpr):
+    """Pieces of a group, about as many as there are groups; all pieces if there are at most P.GROUPED."""
+    size = gl.where(pieces > 128, 16, gl.where(pieces > 32, 8, 4))
+    return gl.where(pieces > P.GROUPED, size, pieces)
+
+
+@gluon.jit
+def join_groups(out, results, item, token, count, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """`join_if_last` in groups: a group's last program joins the group, and the last of these programs all groups.
+
+    One program alone would take too long.  A group's state replaces that of its first piece, whose slot has a counter.
+    """
+    gl.static_assert(P.SHARES and P.CONSUMERS == 1 and S.PIECE is None and P.STRIDE == 2 * P.SKIP)
+    size = group_size(item.pieces, P)
+    groups = gl.cdiv(item.pieces, size)
+    first = (item.row - item.first_row + P.SKIP) // P.STRIDE // size * size  # the group's first piece
+    row = item.first_row + first * P.STRIDE - gl.where(first > 0, P.SKIP, 0)  # the second state is SKIP rows on
+    pieces = Pieces(row, gl.where(first > 0, P.STRIDE, P.SKIP), P.STRIDE, gl.minimum(item.pieces - first, size))
+    # counters of groups lie behind those of blocks
+    counter = results.told + gl.where(groups > 1, gl.num_programs(0) + row // S.ROWS, item.counter)
+    left = gl.minimum(groups, 2)  # joins that this program may have to do
+    while left > 0:
+        if is_last(counter, pieces.count):
+            join_states(out, results, item.block, pieces, token, count, left == 1, ROWS, S, P)
+            left -= 1
+            counter = results.told + item.counter
+            pieces = Pieces(item.first_row, size * P.STRIDE - P.SKIP, size * P.STRIDE, groups)
+        else:
+            left = 0
