@@ -30,8 +30,7 @@ from .consuming.latent_rows import consume_latent_rows, make_numbers, make_weigh
 from .layouts import lanes_layout
 from .loading.gates import start_together
 from .loading.latent_fp8 import widen_tiles
-from .loading.latent_queries import make_rest
-from .loading.latent_row_queries import find_addresses, make_rest_of_rows
+from .loading.latent_queries import find_addresses, make_rest, make_rest_of_rows
 from .loading.loader import begin_item, fetch_descriptors, load_both, load_tiles
 from .loading.packed import make_boxes
 from .loading.queries import make_queries

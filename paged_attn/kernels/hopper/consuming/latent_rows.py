@@ -18,7 +18,7 @@ from ..asm.instructions import times_logistic
 from ..asm.maxima import rescale
 from ..asm.products import multiply_two_parts
 from ..layouts import product_layout, results_layout, threads_layout
-from ..loading.latent_row_queries import take_rows
+from ..loading.latent_queries import take_rows
 from ..loading.ring import advance, tile_in, wait_tile
 from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
 from .fragments import as_product, beside, by_thread, of_rows, spread
