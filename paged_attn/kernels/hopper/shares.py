@@ -28,8 +28,8 @@ from .consuming.consumer import consume
 from .consuming.fold import make_bank, tiles_of_item
 from .consuming.latent_rows import consume_latent_rows, make_numbers, make_weights_of_both
 from .layouts import lanes_layout
+from .loading.convert import widen_tiles
 from .loading.gates import start_together
-from .loading.latent_fp8 import widen_tiles
 from .loading.latent_queries import find_addresses, make_rest, make_rest_of_rows
 from .loading.loader import begin_item, fetch_descriptors, load_both, load_tiles
 from .loading.packed import make_boxes
