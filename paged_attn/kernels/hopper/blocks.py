@@ -13,10 +13,9 @@ from ..common.records import Batch, Block
 from ..common.shards import own_before
 from .args import Jobs, Loader, Results, Rings, Turn, Turns, queries_leave_early
 from .consuming import pingpong
-from .consuming.ahead import consume_items_ahead
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
-from .consuming.consumer import consume
+from .consuming.consumer import consume, consume_items_ahead
 from .consuming.epilogue import dims_from
 from .consuming.fold import make_bank
 from .consuming.fp8 import make_ones
