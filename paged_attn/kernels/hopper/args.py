@@ -23,7 +23,7 @@ class Pipe(NamedTuple):
     GROUPED: int = 0  # pieces of a block beyond which they are joined in groups; 0: always all at once
     BRIEF: bool = False  # as little machine code as possible, because it has to be fetched: one loader, a shorter join
     AT_ONCE: bool = False  # weights of rows use the maximum so far, and are made again where it was too small
-    IN_TURN: bool = False  # a consumer's two warpgroups send products in turn: pingpong.py
+    IN_TURN: bool = False  # a consumer's two warpgroups start products in turn: tile_loop.py
     AHEAD: bool = False  # an item's first keys are multiplied while the previous item's results are stored
     MIXED: bool = False  # items come from two lists, one of long and one of short queries
     COLUMNS: int = 0  # few query rows, as columns of products; 0: query rows are rows of products

@@ -12,7 +12,7 @@ from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch, Block
 from ..common.shards import own_before
 from .args import Jobs, Loader, Results, Rings, Turn, Turns, queries_leave_early
-from .consuming import pingpong
+from .asm.barriers import begin_turns
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume, consume_items_ahead
@@ -117,7 +117,8 @@ def hand_out_items(loader, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr
 @gluon.jit
 def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer: compute its rows of every item, and store them."""
-    pingpong.begin(P)
+    if P.IN_TURN:
+        begin_turns()
     if P.AHEAD:
         consume_items_ahead(out, results, rings, jobs, S, P)
     else:
