@@ -1,7 +1,7 @@
 """The persistent kernel for many rows: blocks of 64 rows for each of two to four warpgroups, items from a counter.
 
-Two or four consumer warpgroups share one code, or two or three have a copy each.  Two to four single warps load, and
-the last of them also hands out items.  One more warpgroup converts tiles of an fp8 cache.
+Two or four consumer warpgroups run one copy of the code, or two or three warpgroups have a copy each.  Two to four
+loader warps load tiles; the last of them is also the tile scheduler.  One more warpgroup converts tiles of fp8 caches.
 """
 
 import triton
@@ -44,7 +44,7 @@ def load_items(
     loader, query_box, queries, jobs, FIRST: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """One loader warp: load part PART of every item's tiles and, if FIRST, the queries."""
+    """Run one loader warp: load part PART (of LOADERS) of every item's tiles and, if FIRST, its queries."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     turn = Turn(0, 0)
     number, done = 0, 0
@@ -53,7 +53,7 @@ def load_items(
         if item.begin < item.end:
             block, table, kv_head, lo = begin_item(batch, item, mods, S, P)
             end = item.end
-            if FIRST and queries_leave_early(P):  # a slot for keys is free sooner than the one for queries
+            if FIRST and queries_leave_early(P):  # a key slot is free sooner than the query slot
                 end -= 1
                 turn = load_tile(loader, turn, table, batch, block, kv_head, end, lo, PART, STAGES, S, P)
             if FIRST and P.QUERY_BOX:
@@ -68,16 +68,17 @@ def load_items(
 
 @gluon.jit
 def hand_out_items(loader, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """The scheduling warp: publish the next item, taken late for balance, and load part PART of the value tiles.
+    """Run the scheduling warp: publish the next item, taken late for balance, and load part PART of the value tiles.
 
-    A single consumer has no other consumer whose products run while its next keys arrive.  Its next item is published
-    before the last TILES_LEFT_AT_NEXT_ITEM value tiles are loaded.  Several consumers gain nothing by that.
+    A single consumer has no other consumer whose products run while its next keys arrive.  So the next item is
+    published before the last TILES_LEFT_AT_NEXT_ITEM value tiles of an item are loaded.  Several consumers would gain
+    nothing.
     """
     ALONE: gl.constexpr = P.CONSUMERS == 1
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
     turn = Turn(0, 0)
     number = batch.num_seqs * 0
-    next_many = first_of_many(gl.num_programs(0), lists)  # the first item with which no program begins
+    next_many = first_of_many(gl.num_programs(0), lists)  # number of the first item that no program begins with
     taken, from_many = begin_lists(lists, S, P)
     table, tile, end, lo, kv_head = batch.page_table, 0, number, number, number  # no item yet
     block = Block(number, number, number, number, number, number)
@@ -116,7 +117,7 @@ def hand_out_items(loader, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr
 
 @gluon.jit
 def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """A consumer: compute its rows of every item, and store them."""
+    """Run consumer NUMBER: compute and store its rows of every item."""
     if P.IN_TURN:
         begin_turns()
     if P.AHEAD:
@@ -141,7 +142,7 @@ def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.
 
 @gluon.jit
 def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
-    """The converter warpgroup: convert fp8 tiles of every item into operands of the consumers."""
+    """Run the converter warpgroup: convert fp8 tiles of every item into operands of the consumers."""
     raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     turns = raw_turns
     number = 0
@@ -157,7 +158,7 @@ def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def beside_first(out, results, query, raw, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Warpgroup NUMBER, beside the first consumer: another consumer or, last, the converter."""
+    """Run warpgroup NUMBER, beside the first consumer: another consumer or, last, the converter."""
     if NUMBER < P.CONSUMERS:
         consume_items(out, results, query, rings, jobs, NUMBER, S, P)
     else:
@@ -178,7 +179,7 @@ def registers_of(P):
 
 @gluon.jit
 def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """(Rings that consumers read, Rings that loaders fill): equal, except for tiles that a converter changes."""
+    """(Rings that consumers read, Rings that loaders fill); rings of tiles that a converter changes differ."""
     room = queries.slots  # never used: a record with a None cannot be returned
     extra = room
     if P.COARSE:

@@ -31,7 +31,7 @@ TITLE = "Hopper's"
 
 @functools.cache
 def _why_unnamed() -> str | None:
-    """Return the names that this Triton's Gluon lacks, in a sentence; None: it has all.  Warns once."""
+    """Return a sentence about a name that this Triton's Gluon lacks, and warn once; None: Gluon has all names."""
     try:
         with FIRST:
             from . import shim  # noqa: F401
@@ -69,7 +69,7 @@ def why_not_on(device: Device) -> str | None:
 def read() -> None:
     """Import the kernels."""
     with FIRST:
-        from . import launch_arguments  # noqa: F401, of which Gluon is optional
+        from . import launch_arguments  # noqa: F401 (Gluon is optional)
 
 
 def step(launch: Launch, call: Call) -> Step:
@@ -86,7 +86,7 @@ def multiplies_fp8(launch: Launch) -> bool:
 
 
 def compiled(launch: Launch) -> tuple[object, ...]:
-    """Return the key of a launch's compiled kernel; `least` follows lengths and is not specialised."""
+    """Return the key of a launch's compiled kernel, without numbers that are not specialised, as `least`."""
     return (launch.shape, launch.pipe, launch.config, launch.shortest, launch.longest)
 
 
@@ -94,13 +94,13 @@ def compiled(launch: Launch) -> tuple[object, ...]:
 
 
 def warps_of(launch: Launch) -> int:
-    """Warps of a program that serve this launch, without those of a launch beside it."""
+    """Return the number of a program's warps that serve this launch; a launch beside it has other warps."""
     pipe = launch.pipe
     return pipe.CONSUMERS * pipe.ROWS // 16 + 4 * (pipe.CONVERT > 0) + _loading(pipe)
 
 
 def _loading(pipe: Any) -> int:
-    """Loader warps of a program."""
+    """Return the number of loader warps of a program."""
     return pipe.LOADERS * (1 if pipe.BRIEF or pipe.VALUE_STAGES == 0 else 2)
 
 
@@ -144,6 +144,6 @@ def heads_of(launch: Launch) -> str:
 
 
 def kernel_of(launch: Launch) -> str:
-    """The name of the kernel."""
+    """Return the name of the launch's kernel."""
     kind = "mixed" if launch.beside is not None else "shares" if launch.pipe.SHARES else "blocks"
     return f"{kind}_kernel"

@@ -22,7 +22,10 @@ from .shim import TensorDescriptor, gl
 
 
 def _boxes(launch: Launch, call: Any) -> list[Any]:
-    """Return TMA descriptors of keys, values, new keys, new values and, for blocks or beside them, queries."""
+    """Return TMA descriptors of keys, values, new keys, new values and, except for even shares alone, of queries.
+
+    None stands for an absent tensor, or for queries that do not come through TMA.
+    """
     shape, pipe = launch.shape, launch.pipe
     if shape.REST is not None:
         return _latent_boxes(launch, call)
@@ -35,7 +38,7 @@ def _boxes(launch: Launch, call: Any) -> list[Any]:
 
 
 def _latent_boxes(launch: Launch, call: Any) -> list[Any]:
-    """Return `_boxes` of latents: boxes of the value dims, or half of them, and boxes of the dims behind them."""
+    """Return `_boxes` of latents: two boxes of the cache, of its value dims or half of them, and of the dims behind."""
     shape, pipe = launch.shape, launch.pipe
     widths = [(shape.VALUE_DIM, shape.DIM // (1 + pipe.HALVES))]
     if shape.REST:
@@ -79,14 +82,17 @@ _FP8 = {0: None, 2: torch.float8_e5m2, 3: torch.float8_e4m3fn}  # by mantissa bi
 
 @dataclass
 class PartBox(TensorDescriptor):
-    """A box that fills only the first rows of a slot; sizes: of its first axes, which need be no powers of two."""
+    """A descriptor of boxes that fill only the first rows of a slot.
+
+    sizes: box sizes along the first axes, which need not be powers of two.
+    """
 
     sizes: tuple[int, ...] = ()
 
 
 @functools.cache
 def _layout(shape: tuple[int, ...], dtype: torch.dtype, swizzle: int) -> gl.NVMMASharedLayout:
-    if len(shape) > 3:  # x-packed: in the order of memory, except for values that are right operands
+    if len(shape) > 3:  # x-packed: boxes keep the order of memory; only values that are right operands are swizzled
         return gl.NVMMASharedLayout(swizzle, dtype.itemsize * 8, len(shape))
     return gl.NVMMASharedLayout.get_default_for(list(shape), _GLUON[dtype])
 
@@ -100,19 +106,20 @@ def _box(
 
 
 def _heads(shape: Shape, pipe: Pipe) -> int:
-    """KV heads of a cache, or pairs of KV heads."""
+    """Number of KV heads along a descriptor's axis of heads; with PAIRED, of pairs of KV heads."""
     return shape.KV_HEADS // pipe.PARTS
 
 
 def _box_dims(padded: int) -> int:
-    """Dims of one message: all, or those of a part."""
+    """Dims of one box: all `padded` dims, or the 64 dims of a part (`args.dim_parts`)."""
     return padded // int(dim_parts(padded))
 
 
 def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """Descriptor of a cache as [rows, heads, dim]; a row is one slot's stride, and pages are ROWS_PER_PAGE rows apart.
+    """Descriptor of a cache as [rows, heads, dim]: rows are one slot's stride apart, and pages ROWS_PER_PAGE rows.
 
-    dim: dims of each key or value, loaded into slots of `padded` dims.  PAIRED: half as many heads of twice the dims.
+    dim: dims of each key or value; boxes have `padded` dims.  PAIRED: the descriptor has half as many heads of twice
+    the dims.
     """
     if pipe.PACKED:
         return (_packed_box if pipe.SHARES else _core_box)(kv, dim, padded, shape, pipe)
@@ -123,9 +130,9 @@ def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> Tensor
 
 
 def _packed_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """Descriptor of an x-packed cache as [pages, heads, runs, page_size x run]; a run is a key's neighbouring elements.
+    """Descriptor of an x-packed cache as [pages, heads, runs, page_size * run]; a run is a key's neighbouring elements.
 
-    Whole pages that are contiguous are loaded as boxes of long rows.
+    A box that is a whole contiguous page is loaded as rows of MAX_BOX_ELEMENTS elements.
     """
     run = kv.RUN.value
     runs, row, box = dim // run, shape.PAGE * run, [padded // run, pipe.BOX * run]
@@ -143,9 +150,9 @@ def _packed_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> Tens
 
 
 def _core_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """Descriptor of an x-packed cache as [pages, heads, groups of keys, runs, group x run], for right operands.
+    """Descriptor of an x-packed cache as [pages, heads, groups of keys, runs, group * run], for right operands.
 
-    Last two axes: core matrices of 8 keys x 16 bytes; for values, a row of 32 bytes for each dim.
+    The last two axes are core matrices of 8 keys x 16 bytes or, for values, a row of 32 bytes for each dim.
     """
     run = kv.RUN.value
     group = KEYS_PER_CORE_MATRIX if run > 1 else VALUES_PER_CORE_ROW
@@ -157,7 +164,7 @@ def _core_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> Tensor
 
 
 def new_box(kv: KV | None, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:
-    """Descriptor of new keys or values [tokens, heads, dim], in boxes as those of the cache; None: there are none."""
+    """Descriptor of new keys or values [tokens, heads, dim], with boxes as of the cache; None if kv is None."""
     if kv is None:
         return None
     sizes = [kv.ptr.shape[0], _heads(shape, pipe), dim]
@@ -165,7 +172,7 @@ def new_box(kv: KV | None, dim: int, padded: int, shape: Shape, pipe: Pipe) -> T
 
 
 def rows_box(rows: Rows, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """Descriptor of queries: a box has a consumer's tokens x the heads of a group, in the first rows of a slot."""
+    """Descriptor of queries: a box has a consumer's tokens x a group's heads, and fills the first rows of a slot."""
     most = pipe.COLUMNS if pipe.BESIDE else pipe.ROWS
     box = _box(rows, [*rows.ptr.shape], [rows.stride_token, rows.stride_head, 1], (most, 1, _box_dims(shape.DIM)))
     tokens = shape.BLOCK_Q // pipe.CONSUMERS

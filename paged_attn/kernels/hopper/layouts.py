@@ -10,9 +10,10 @@ from .shim import gl
 
 @triton.constexpr_function
 def lanes_layout(size, rows, alone=False):
-    """[size] sequences: each warp of a consumer has all of up to 32, and adds them up without other warps.
+    """[size] sequences in the warps of a consumer of `rows` rows.
 
-    alone: each warp has all of up to 128.
+    Each warp has all sequences if there are up to 32 (`alone`: 128), and adds up their work without other warps.  More
+    sequences are spread over the warps.
     """
     warps = rows // 16
     of_each = 32 if alone and size <= 128 else 32 * warps
@@ -28,14 +29,17 @@ def heads_layout(heads, seqs, warps):
 
 @triton.constexpr_function
 def rows_layout(together, dim, warps):
-    """[rows, dim] for copies of 16-bit elements: each thread has `together` neighbours, 16 bytes before widening."""
+    """[rows, elements] of rows of `dim` dims: each thread has `together` neighbouring elements, which hold eight dims.
+
+    together: 8 elements of 16 bits, 4 words of two 16-bit dims, or 2 words of four fp8 dims.
+    """
     lanes = min(32, dim // 8)
     return gl.BlockedLayout([1, together], [32 // lanes, lanes], [warps, 1], [1, 0])
 
 
 @triton.constexpr_function
 def product_layout(columns, fp8, rows=64, most=256):
-    """[rows, columns] of a consumer's product (scores, results) of 16-bit or fp8 operands; 64 rows for a warpgroup.
+    """[rows, columns] of a wgmma accumulator (scores, results), from 16-bit or fp8 operands; 64 rows for a warpgroup.
 
     most: columns of one wgmma instruction.
     """
@@ -53,14 +57,14 @@ def results_layout(dim, fp8, rows, converted):
 
 @triton.constexpr_function
 def threads_layout(rows):
-    """[rows, 4]: axis 1 is the thread of the row's quad in a wgmma accumulator; a thread has two rows or more."""
+    """[rows, 4]: axis 1 is the thread of the row's quad in a wgmma accumulator; a thread has two rows."""
     warps = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
     return gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], warps, [], [rows, 4])
 
 
 @triton.constexpr_function
 def key_words_layout(rows, columns):
-    """[rows, columns] of 32-bit words: each thread has four neighbours, in the rows of a left operand fragment."""
+    """[keys, words] of 32-bit words: each thread has four neighbouring words of the keys of its left operand fragment."""
     more = [[0, 1 << i] for i in range(4, columns.bit_length() - 1)] + [
         [1 << i, 0] for i in range(6, rows.bit_length() - 1)
     ]
@@ -70,7 +74,10 @@ def key_words_layout(rows, columns):
 
 @triton.constexpr_function
 def value_words_layout(rows, columns):
-    """[rows, columns] of words (64 dims: 16 bits each): rows are keys, along which a left operand is summed up."""
+    """[keys, words] of 32-bit words, or of 16 bits with 64 dims: each thread has the keys of its left operand fragment.
+
+    The left operand is [dims, keys]; its product sums over the keys.
+    """
     more = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)] + [
         [0, 1 << i] for i in range(5, columns.bit_length() - 1)
     ]
@@ -80,7 +87,7 @@ def value_words_layout(rows, columns):
 
 @triton.constexpr_function
 def packed_keys_layout(tile, dim, box):
-    """[boxes, dim / 8, box, 8] of x-packed keys, in the threads of a left operand [tile, dim]."""
+    """[boxes, dim / 8, box, 8] of x-packed 16-bit keys: each thread has its fragment of a left operand [tile, dim]."""
 
     def key(n):
         return [n // box, 0, n % box, 0]
@@ -94,7 +101,7 @@ def packed_keys_layout(tile, dim, box):
 
 @triton.constexpr_function
 def packed_values_layout(tile, dim, box):
-    """[boxes, dim, box] of values beside x-packed keys, in the threads of a left operand [dim, tile]."""
+    """[boxes, dim, box] of values of an x-packed cache: each thread has its fragment of a left operand [dim, tile]."""
 
     def key(n):
         return [n // box, 0, n % box]
@@ -122,7 +129,7 @@ def packed_key_words_layout(tile, dim, box):
 
 @triton.constexpr_function
 def packed_value_pairs_layout(tile, dim, box):
-    """[boxes, dim, box / 2]: `packed_values_layout` with two fp8 keys in one 16-bit element."""
+    """[boxes, dim, box / 2]: `packed_values_layout` for 16-bit elements that hold the fp8 values of two keys."""
 
     def pair(n):
         return [n // box, 0, n % box // 2]
@@ -146,7 +153,7 @@ def transposing_layout(rows, columns):
 
 @triton.constexpr_function
 def in_order_layout(columns, size=64):
-    """[size, columns] of a product of transposed values: each thread has eight neighbouring dims, in order."""
+    """[size, columns] of results with dims as `convert.transpose` permutes them: each thread has eight neighbouring dims."""
     quarter = columns // 4
     lanes = [[0, 1 << i] for i in range(1, quarter.bit_length() - 1)]
     rows = [[1 << i, 0] for i in range(size.bit_length() - 1)]
@@ -158,7 +165,7 @@ def in_order_layout(columns, size=64):
 
 @triton.constexpr_function
 def result_layout(columns, rows):
-    """[rows, columns] of a product's results: each thread has four neighbouring columns of its warp's rows."""
+    """[rows, columns] of results: each thread has groups of four neighbouring columns, in two of its warp's rows."""
     registers = [[0, 1], [0, 2], [8, 0]] + [[0, 1 << i] for i in range(4, columns.bit_length() - 1)]
     warps = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
     return gl.DistributedLinearLayout(registers, [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]], warps, [], [rows, columns])
@@ -175,7 +182,7 @@ def fours_layout(columns, rows):
 
 @triton.constexpr_function
 def words_layout(columns, rows=64):
-    """[rows, columns / 4]: scores of fp8 products, packed into 32-bit words without moving between threads."""
+    """[rows, columns / 4] of 32-bit words of four fp8 weights, in the threads of the scores [rows, columns]."""
     registers = [[8, 0]] + [[0, 1 << i] for i in range(2, columns.bit_length() - 3)]
     lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
     warps = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
@@ -186,53 +193,51 @@ def words_layout(columns, rows=64):
 def bank_layout(pieces):
     """Shared-memory layout of float32 sums [rows, dims].
 
-    Half a warp (four rows of eight numbers) meets all banks; with pieces, a quarter of the banks, because the addresses
-    of the better swizzle would take registers of the loop.
+    Half a warp stores four rows of eight numbers, which lie in different banks.  With fixed pieces, the sums share a
+    quarter of the banks, because addresses of the better swizzle would take registers of the loop.
     """
     return gl.SwizzledSharedLayout(*(2, 1, 16) if pieces else (8, 1, 4), order=[1, 0])
 
 
 @triton.constexpr_function
 def operand_layout(columns, fp8, rows=64):
-    """The left operand of a product in `product_layout`."""
+    """The left operand of a product whose result has `product_layout`, in registers."""
     return gl.DotOperandLayout(0, product_layout(columns, fp8, rows), 4 if fp8 else 2)
 
 
 @triton.constexpr_function
 def weights_layout(dim, fp8, rows, converted):
-    """The left operand of a product in `results_layout`: weights of blocks."""
+    """Weights of blocks: the left operand of a product whose result has `results_layout`, in registers."""
     return gl.DotOperandLayout(0, results_layout(dim, fp8, rows, converted), 4 if fp8 else 2)
 
 
 @triton.constexpr_function
 def rows_at_once(live, warps, one_each):
-    """Rows of states that are joined at once: two to eight for each warp.
-
-    one_each: one row for each warp, with 128 dims or more.
-    """
+    """Number of rows of states that are joined at a time: two to eight for each warp; with `one_each` one."""
     return warps if one_each else max(2 * warps, min(live, 8 * warps))
 
 
 @triton.constexpr_function
 def dims_at_once(dim, rows, pieces, warps):
-    """Dims of states that are loaded together for `rows` rows and `pieces` pieces: as many as registers allow.
+    """Number of dims of states that are loaded together for `rows` rows and `pieces` pieces: as many as registers
+    allow.
 
-    A thread waits for memory once for all of them.  Up to 256 dims more than 128 at once gain little.
+    A thread waits for memory once for all these dims.  States of up to 256 dims gain little by more than 128 at a time.
     """
     return min(dim, 128) if dim <= 256 else max(128, min(dim, 128 * 32 * warps // (rows * pieces)))
 
 
 @triton.constexpr_function
 def pieces_at_once(size, warps, most, fp8):
-    """Pieces whose states of `size` elements are loaded together: at most `most`, and 128 elements a thread (fp8: 64).
+    """Number of pieces whose states of `size` elements are loaded together: at most `most`, or 128 elements a thread.
 
-    fp8: a multiprocessor has two programs.
+    fp8: 64 elements a thread, because two programs share a multiprocessor.
     """
     return min(most, (64 if fp8 else 128) * 32 * warps // size)
 
 
 @triton.constexpr_function
 def states_layout(rows, warps):
-    """[rows, dims] of float32 states in memory: lines of 128 bytes or more for a row, up to four rows for a warp."""
+    """[rows, dims] of float32 states: a warp loads up to four rows, and at least 128 neighbouring bytes of each."""
     high = min(4, rows // warps)
     return gl.BlockedLayout([1, 4], [high, 32 // high], [warps, 1], [1, 0])

@@ -38,7 +38,7 @@ def one_scan(scan):
 
 @gluon.jit
 def lanes(S: gl.constexpr):
-    """int32 [SCAN]: 0 ... SCAN - 1, in one warp."""
+    """Return 0, 1, ..., SCAN - 1, int32 [SCAN], in a single warp."""
     return gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, 16))
 
 
@@ -52,7 +52,7 @@ def hand_out_blocks(loader, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.c
 
 @gluon.jit
 def hand_out_share(loader, query_box, queries, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """The scheduling warp of few rows: publish the pieces of a share, and load their queries and key tiles."""
+    """Run the scheduling warp of few rows: publish the pieces of a share, and load their queries and key tiles."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
     lane = lanes(ONE)
@@ -90,7 +90,7 @@ def hand_out_share(loader, query_box, queries, jobs, STAGES: gl.constexpr, S: gl
 
 @gluon.jit
 def consume_few(out, results, query, rings, jobs, S: gl.constexpr, P: gl.constexpr):
-    """The consumer of few rows: compute and store all pieces of a share."""
+    """Run the consumer of few rows: compute and store all pieces of a share."""
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     number = 0
     item = read(jobs.mail, number, P.ROWS // 16, BY_WARP=True)
@@ -102,7 +102,7 @@ def consume_few(out, results, query, rings, jobs, S: gl.constexpr, P: gl.constex
 
 @gluon.jit
 def make_few_rings(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
-    """Rings of the consumer of few rows."""
+    """Make the rings of the consumer of few rows."""
     queries = make_queries(dtype, gates, S, P)
     keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
     values = make_read_ring(dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
@@ -111,7 +111,7 @@ def make_few_rings(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr)
 
 @gluon.jit
 def scratch_behind(scratch, slots, S: gl.constexpr, P: gl.constexpr):
-    """(states, counters) in scratch behind the states and counters of even shares (`coverage.need_of`)."""
+    """Addresses (states, counters) for blocks, behind the even shares' states and counters (`coverage.need_of`)."""
     COUNTERS: gl.constexpr = 3 if P.GROUPED > 0 else 1  # for each program: one block, and two groups of pieces
     counters = scratch.counters + COUNTERS_PER_LAUNCH + COUNTERS * gl.num_programs(0)
     return scratch.states + slots * S.LIVE * (S.VALUE_PADDED + 2), counters
@@ -128,9 +128,10 @@ def mixed_kernel(
     num_tokens, shortest, longest, least, slots, page_starts, few_shortest, few_least, few_slots, mods, scales,
     S: gl.constexpr, P: gl.constexpr, F: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
-    """Attention of blocks of queries x KV heads, by S and P, and of shares of shorter queries, by F and G.
+    """Attention of blocks of long queries, by S and P, and of even shares of shorter queries, by F and G.
 
-    Blocks: sequences of shortest..longest query tokens.  Shares: few_shortest..shortest - 1, both inclusive.
+    Blocks serve sequences of shortest..longest query tokens, shares those of few_shortest..shortest - 1, inclusive.
+    The other arguments are those of `blocks_kernel`; `few_` marks the arguments of shares.
     """
     gdc_wait()
     batch = Batch(

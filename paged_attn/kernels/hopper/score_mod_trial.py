@@ -1,4 +1,4 @@
-"""Trial of a user's score_mod: it is written for Triton, and Gluon does not have all of Triton."""
+"""Trial of a user's score_mod, which is written for Triton, while Gluon does not have all of Triton."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""The kernel for few rows: even shares of all tiles, the KV heads in lockstep.
+"""The kernel for few rows: each program has an even share of the tiles of one KV head.
 
-A program's work follows from the sequences' lengths alone, as in the portable kernel.  `common/schedule.py` cuts the
-line of units into shares.  Each loader and each consumer (one or two, of four warps) walks along the share by itself.
+Every program computes its share from the sequences' lengths, as in the portable kernel.  `common/schedule.py` cuts the
+line into shares.  Neighbouring programs have the same share of different KV heads, so they read the same pages at the
+same time.  If windows differ by head (Shape.BY_HEAD), each KV head has a line and a number of programs of its own.
+
+Each loader warp and each consumer (one or two, of four warps) walks along the share by itself.
 """
 
 import triton
@@ -47,9 +50,9 @@ def load_share(
     loader, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     BOTH: gl.constexpr = False, values=None, FROM: gl.constexpr = 0,
 ):  # fmt: skip
-    """One loader warp: load the tiles of a share into a ring, last tile of an item first.
+    """Run one loader warp: load the tiles of a share into a ring; of each item the last tile first.
 
-    BOTH: load the tiles of `values`, a second Loader, too.  FROM: first dim.
+    BOTH: load the tiles of `values`, a second Loader, too.  FROM: first dim that is loaded.
     """
     turn = Turn(0, 0)
     unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
@@ -73,7 +76,7 @@ def load_share(
 
 @gluon.jit
 def load_values_of_share(loader, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """One loader warp: load the values of a share, or the dims of latents behind their values, if any."""
+    """Run one loader warp: load the values of a share or, of latents, the key dims behind the values, if any."""
     FROM: gl.constexpr = 0 if S.REST is None else S.VALUE_DIM
     if S.REST != 0:
         load_share(loader, batch, share, walk, mods, STAGES, S, P, False, None, FROM)
@@ -84,7 +87,7 @@ def consume_share(
     out, results, query, rings, batch, share, walk, mods, NUMBER: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """A consumer: compute and store all blocks, and pieces of blocks, of a share."""
+    """Run consumer NUMBER: compute and store all blocks, and pieces of blocks, of a share."""
     if P.PREFETCH and NUMBER == 0:
         mbarrier.wait(rings.queries.full.index(0), 0)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
@@ -107,15 +110,15 @@ def consume_share(
             else:
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
-    if S.MERGE == 0:  # launched sooner, all programs of the merge would go to the first multiprocessors with room
+    if S.MERGE == 0:  # programs of an earlier merge launch would all go to the first multiprocessors with room
         gdc_launch_dependents()
     if P.PREFETCH:
-        mbarrier.invalidate(rings.queries.full.index(NUMBER))  # Triton may reuse its memory, see ring.make_barriers
+        mbarrier.invalidate(rings.queries.full.index(NUMBER))  # see ring.make_barriers
 
 
 @gluon.jit
 def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.constexpr):
-    """The converter warpgroup: widen the fp8 tiles of a share between loaders and consumers."""
+    """Run the converter warpgroup: widen the fp8 tiles of a share between loaders and consumers."""
     raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     turns = raw_turns
     unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
@@ -135,7 +138,7 @@ def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.c
 def beside_first(
     out, results, query, raw, rings, batch, share, walk, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """A warpgroup beside the first consumer: the second one, or the converter, which comes last."""
+    """Run warpgroup NUMBER, beside the first consumer: the second consumer or, last, the converter."""
     if NUMBER < P.CONSUMERS:
         consume_share(out, results, query, rings, batch, share, walk, mods, NUMBER, S, P)
     else:
@@ -147,7 +150,7 @@ def beside_first(
 
 @triton.constexpr_function
 def loaders_of(S, P):
-    """Number of warps that load: 1 where there are keys alone, or where one warp loads keys and values."""
+    """Number of loader warps: 1 if only keys are loaded, or if one warp loads keys and values; otherwise 2."""
     keys_alone = S.REST == 0 and P.CONVERT == 0
     both = S.REST is None and P.CONSUMERS == 1 and (P.VALUE_STAGES == 0 or P.BRIEF)
     return 1 if keys_alone or both else 2
@@ -155,7 +158,7 @@ def loaders_of(S, P):
 
 @triton.constexpr_function
 def registers_of(P, loaders):
-    """Registers of a thread of each partition but the first, which gets what is left."""
+    """Registers of a thread, for each partition except the first, which gets the remaining registers."""
     convert = [P.CONVERT_REGISTERS] * (P.CONVERT != 0)
     consumers = [(464 + 8 * len(convert) - sum(convert)) // 16 * 8] * (P.CONSUMERS - 1)
     loader = 40 if P.CONVERT or P.CONSUMERS == 2 else 64
@@ -168,11 +171,12 @@ def shares_kernel(
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, page_starts, mods,
     scales, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Attention of one even share of all tiles x one KV head.
+    """Attention of one even share of the tiles of one KV head.
 
-    Arguments are those of `launch_arguments.attention`.  shortest, longest: query tokens of the sequences, inclusive.
+    Arguments are those of `launch_arguments.attention`: records with tensors, boxes (TMA descriptors), int32 tensors of
+    the batch, and bounds.  shortest, longest: query tokens of the sequences served, inclusive.
     """
-    gdc_wait()  # the launch before may have written any tensor that this kernel reads
+    gdc_wait()  # an earlier launch may have written any tensor that this kernel reads
     if S.LEADS:
         gdc_launch_dependents()
     index, kv_head = unflatten(S)

@@ -1,6 +1,6 @@
 """Gluon's names in one place, because Triton versions rename them; the import fails if a name is missing.
 
-Kernels import a name from here if it has had several, and all others from `gl` and the modules.
+Kernels take names that differ between versions from this file, and other names from `gl` and Gluon's modules here.
 """
 
 from typing import Any
@@ -32,17 +32,17 @@ def first_of(module: Any, *names: str) -> Any:
     raise ImportError(f"{module.__name__} has no {' or '.join(names)}")
 
 
-# Whether Triton copies a product's register operands while an earlier product runs: 3.8 alone, for ptxas 12.9.  To
-# ptxas, operands unpacked from words of two then look overwritten, and products run one after the other.
+# Whether Triton copies a product's register operands while an earlier product runs.  Only 3.8 does, for ptxas 12.9.
+# Operands that are unpacked from words of two then look overwritten to ptxas, and products run one by one.
 COPIES_OPERANDS = gl.constexpr(triton_version.number(triton.__version__) == (3, 8))
 
 
 @core.builtin
 def _wait_alone(num_outstanding=0, deps=None, _semantic=None):
-    """Wait for products in one warpgroup alone.
+    """Wait for products, without a barrier between the warpgroups of a partition.
 
-    Triton 3.9: behind any other wait, all warps of a partition meet.  With several warpgroups of one code, that takes a
-    fifth of the time of long prefills.
+    From Triton 3.9 on, all warps of a partition meet behind any other wait.  With several warpgroups of one code, these
+    barriers take a fifth of the time of long prefills.
     """
     results = _wait_of_warpgroup(num_outstanding, deps=deps, _semantic=_semantic)
     one = results[0] if isinstance(results, tuple) else results
@@ -66,10 +66,10 @@ def replaced(record: Any, **values: Any) -> Any:
     return core.tuple(parts, core.tuple_type([x.type for x in parts], fields))
 
 
-# New names first: an old name may stay for a while, and only raise.
-thread_barrier = first_of(gl, "barrier", "thread_barrier")  # 3.7
-load_box = first_of(tma, "async_load", "async_copy_global_to_shared")  # 3.8
-reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")  # 3.9
+# New names come first, because an old name may stay for a while and raise an error when called.
+thread_barrier = first_of(gl, "barrier", "thread_barrier")  # renamed in Triton 3.7
+load_box = first_of(tma, "async_load", "async_copy_global_to_shared")  # renamed in Triton 3.8
+reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")  # renamed in Triton 3.9
 
 __all__ = [
     "COPIES_OPERANDS",
