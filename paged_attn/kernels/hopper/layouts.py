@@ -64,7 +64,7 @@ def threads_layout(rows):
 
 @triton.constexpr_function
 def key_words_layout(rows, columns):
-    """[keys, words] of 32-bit words: each thread has four neighbouring words of the keys of its left operand fragment."""
+    """[keys, words] of 32-bit words: each thread has four neighbouring words of each key of its operand fragment."""
     more = [[0, 1 << i] for i in range(4, columns.bit_length() - 1)] + [
         [1 << i, 0] for i in range(6, rows.bit_length() - 1)
     ]
@@ -153,7 +153,7 @@ def transposing_layout(rows, columns):
 
 @triton.constexpr_function
 def in_order_layout(columns, size=64):
-    """[size, columns] of results with dims as `convert.transpose` permutes them: each thread has eight neighbouring dims."""
+    """[size, columns] of results, permuted as by `convert.transpose`: each thread has eight neighbouring dims."""
     quarter = columns // 4
     lanes = [[0, 1 << i] for i in range(1, quarter.bit_length() - 1)]
     rows = [[1 << i, 0] for i in range(size.bit_length() - 1)]

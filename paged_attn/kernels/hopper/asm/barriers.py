@@ -25,9 +25,9 @@ TAG = gl.constexpr(0x0B5E55EDBA221E25)
 
 @triton.constexpr_function
 def _find(unit):
-    """PTX that searches a tag from the end of shared memory downwards, 32 units of `unit` bytes at a time.
+    """PTX: search shared memory for a tag at multiples of `unit` bytes, 32 of them at a time, from the end downwards.
 
-    If no unit begins with the tag, the program traps.
+    A program without the tag traps.
     """
     return (
         "{ .reg .pred found, inside; .reg .b32 base, at, lane; .reg .b64 word; "
@@ -65,14 +65,17 @@ _ARRIVE_IF = gl.constexpr(
 
 @gluon.jit
 def find_tag(tag, UNIT: gl.constexpr = 8):
-    """Address of the last copy of a tag in shared memory, at a multiple of UNIT bytes; the warp has written one."""
+    """Return the shared-memory address of the last copy of a tag, int64, at a multiple of UNIT bytes.
+
+    The warp must have written a copy.
+    """
     FIND: gl.constexpr = _find(UNIT)
     return gl.inline_asm_elementwise(FIND, "=&r,l,~{memory}", [tag], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @triton.constexpr_function
 def _find_all(count, unit):
-    """PTX that searches the tags $tag ... $tag + count - 1 in one walk downwards; 0 for a tag that is absent."""
+    """PTX: search the tags t, t + 1, ..., t + count - 1 as `_find` does, all at once; 0 for an absent tag."""
     found = [f"${i}" for i in range(count)]
     text = (
         "{ .reg .pred here, inside; .reg .b32 base, at, lane; .reg .b64 word, tag; "
@@ -96,7 +99,10 @@ def _found(count):
 
 @gluon.jit
 def find_tags(tag, COUNT: gl.constexpr, UNIT: gl.constexpr):
-    """Addresses of the tags tag ... tag + COUNT - 1, which the warp has written at multiples of UNIT bytes."""
+    """Return shared-memory addresses of the tags `tag` ... `tag + COUNT - 1`, at multiples of UNIT bytes.
+
+    The warp must have written all of these tags.
+    """
     FIND: gl.constexpr = _find_all(COUNT, UNIT)
     FOUND: gl.constexpr = _found(COUNT)
     return gl.inline_asm_elementwise(FIND, FOUND[0], [tag], dtype=FOUND[1], is_pure=False, pack=1)
@@ -104,15 +110,15 @@ def find_tags(tag, COUNT: gl.constexpr, UNIT: gl.constexpr):
 
 @gluon.jit
 def init_at(address, arrivals):
-    """mbarrier.init of one barrier by each thread, except where `arrivals` is 0."""
+    """Initialise the mbarrier at `address` for `arrivals` arrivals, in each thread whose `arrivals` is not 0."""
     gl.inline_asm_elementwise(_INIT, "=r,r,r,~{memory}", [address, arrivals], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def await_at(address, phase, there=None):
-    """mbarrier.wait by each thread alone; between two of Triton's waits, all threads of a partition meet.
+    """Wait in each thread by itself until the mbarrier at `address` has completed the phase of parity `phase`.
 
-    there: whether to wait, by default always.
+    Between two of Triton's own waits, all threads of a partition meet.  there: whether to wait, by default always.
     """
     if there is None:
         gl.inline_asm_elementwise(_AWAIT, "=r,r,r,~{memory}", [address, phase], dtype=gl.int32, is_pure=False, pack=1)
@@ -123,10 +129,10 @@ def await_at(address, phase, there=None):
 
 @gluon.jit
 def arrive_at(address, there=None):
-    """mbarrier.arrive by one lane for its warp.
+    """Arrive at the mbarrier at `address`: one lane arrives for its warp.
 
-    Products that read the slot must be done.  If lanes have read it, pass the address through `after_warp`.
-    there: whether to arrive, by default always.
+    Products that read the guarded memory must be done.  If lanes have read that memory, pass the address through
+    `after_warp`.  there: whether to arrive, by default always.
     """
     if there is None:
         gl.inline_asm_elementwise(_ARRIVE, "=r,r,~{memory}", [address], dtype=gl.int32, is_pure=False, pack=1)
@@ -137,7 +143,7 @@ def arrive_at(address, there=None):
 
 @gluon.jit
 def after_warp(x):
-    """Return x after a barrier of the warp, when all lanes have finished the reads before it."""
+    """Return x behind a barrier of the warp, where all lanes have finished their earlier reads."""
     return gl.inline_asm_elementwise(
         "bar.warp.sync 0xffffffff;", "=r,0,~{memory}", [x], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -166,13 +172,13 @@ def _execute(ASM: gl.constexpr):
 
 @gluon.jit
 def begin_turns():
-    """The second warpgroup gives the first one a turn."""
+    """Give the first warpgroup its first turn: the second warpgroup arrives at its barrier."""
     _execute(_BEGIN_TURNS)
 
 
 @gluon.jit
 def take_turn():
-    """Wait until the other warpgroup has given its turn."""
+    """Wait until the other warpgroup has given this one the turn."""
     _execute(_TAKE_TURN)
 
 
@@ -189,7 +195,7 @@ def _at(what, barrier):
 
 @gluon.jit
 def _alike(WHAT: gl.constexpr, BARRIER: gl.constexpr):
-    """Execute bar.WHAT at BARRIER once in each thread of one consumer, of two with a warpgroup each."""
+    """Execute bar.WHAT at named barrier BARRIER in each thread of a consumer, one of two with a warpgroup each."""
     ASM: gl.constexpr = _at(WHAT, BARRIER)
     gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -202,23 +208,23 @@ def meet_other():
 
 @gluon.jit
 def tell_written(NUMBER: gl.constexpr):
-    """Consumer NUMBER tells that it has written; the other consumer calls `wait_written(NUMBER)`."""
+    """Tell the other consumer, which calls `wait_written(NUMBER)`, that this consumer, NUMBER, has written."""
     _alike("arrive", 11 + NUMBER)
 
 
 @gluon.jit
 def wait_written(NUMBER: gl.constexpr):
-    """Wait until consumer NUMBER, the other one, has written; that consumer calls `wait_read` before writing again."""
+    """Wait until the other consumer, NUMBER, has written; consumer NUMBER calls `wait_read` before it writes again."""
     _alike("sync", 11 + NUMBER)
 
 
 @gluon.jit
 def tell_read(NUMBER: gl.constexpr):
-    """Tell consumer NUMBER, the other one, that data awaited by `wait_written` is read and may be overwritten."""
+    """Tell the other consumer, NUMBER, that its data has been read and may be overwritten."""
     _alike("arrive", 14 + NUMBER)
 
 
 @gluon.jit
 def wait_read(NUMBER: gl.constexpr):
-    """Consumer NUMBER waits until the other consumer has read its data."""
+    """Wait, as consumer NUMBER, until the other consumer has read what NUMBER has written."""
     _alike("sync", 14 + NUMBER)

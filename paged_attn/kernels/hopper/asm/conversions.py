@@ -21,11 +21,11 @@ from .instructions import TWO_WORDS, WORD_AND_SUM, literal
 
 
 def _in_two() -> str:
-    """PTX: four floats as e4m3 numbers, and the rests.
+    """PTX: four floats rounded to e4m3, in a word, and their rounding errors in e4m3, in another word.
 
-    Each float times 0 is added to its rest, so infinity leaves NaN.  All conversions are in one text: ptxas 12.8 fuses
-    two conversions whose results are stored side by side, and other uses of the lower result then read an unwritten
-    register.
+    Each float times 0 is added to its error, so that infinity leaves NaN.  All conversions are in one text, because
+    ptxas 12.8 fuses two conversions whose results are stored side by side.  Other uses of the lower result would then
+    read an unwritten register.
     """
     text = "{ .reg .b16 p, q, x, y; .reg .b32 h; .reg .f32 a, b, c, d;"
     text += " cvt.rn.satfinite.e4m3x2.f32 p, $3, $2; cvt.rn.satfinite.e4m3x2.f32 q, $5, $4; mov.b32 $0, {p, q};"
@@ -42,7 +42,7 @@ _IN_TWO = gl.constexpr(_in_two())
 
 @gluon.jit
 def e4m3_in_two(a, b, c, d):
-    """(words, words): four float32 rounded to e4m3, a in the lowest byte, and the rests of that rounding in e4m3."""
+    """(words, words of errors): four float32 rounded to e4m3, a in the lowest byte, and rounding errors in e4m3."""
     return gl.inline_asm_elementwise(_IN_TWO, "=&r,=&r,f,f,f,f", [a, b, c, d], dtype=TWO_WORDS, is_pure=True, pack=1)
 
 
@@ -57,14 +57,14 @@ _EXP2_WORDS = gl.constexpr(
 
 @gluon.jit
 def exp2_words(a, b, c, d, unit, shift):
-    """(e4m3 words, float32 sums) of exp2(x * unit + shift) for four x, a in the lowest byte; sums are not rounded."""
+    """(e4m3 words, float32 sums before rounding) of exp2(x * unit + shift) for four x, a in the lowest byte."""
     return gl.inline_asm_elementwise(
         _EXP2_WORDS, "=r,=f,f,f,f,f,f,f", [a, b, c, d, unit, shift], dtype=WORD_AND_SUM, is_pure=True, pack=1
     )
 
 
-# A line through each octave: at a power of two, the bits of a float16 are 2^10 times (exponent + 15).  Between two
-# powers, 2^x is below the line by up to 6%, and 4% on average, so the line is lowered by 4%.
+# A straight line through each octave of 2^x: at a power of two, the bits of a float16 are 2^10 times (exponent + 15).
+# Between two powers, 2^x is below the line by up to 6%, and 4% on average, so the line is lowered by 4%.
 OCTAVES, BIAS, LOWERED = 32.0, 15.0, 0.0573
 
 
@@ -91,7 +91,7 @@ _LINE_SHIFT, _LINE_UNIT = gl.constexpr(LINE_SHIFT), gl.constexpr(LINE_UNIT)
 
 @gluon.jit
 def line_words(a, b, c, d, unit, shift):
-    """`exp2_words` without exponentials (Schraudolph 1999), up to 4% off, with 2.5 instructions a weight; no sums.
+    """Words of `exp2_words` without exponentials (Schraudolph 1999): up to 4% off, 2.5 instructions a weight, no sums.
 
     Exponents below -15 and NaN become weights of 0.  Exponents must stay below 16; FP8_SLACK keeps them far below.
     """
@@ -113,9 +113,9 @@ _E5M2 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;") 
 
 @gluon.jit
 def widen_bytes(x, FP8: gl.constexpr):
-    """Widen words of four fp8 numbers to (words of the lower two, words of the upper two) in float16.
+    """Widen int32 words of four fp8 numbers to (words of the lower two, words of the upper two) in float16.
 
-    Element by element, the compiler would convert to float32 first.
+    The compiler would convert single elements to float32 first.
     """
     ASM: gl.constexpr = _E4M3 if FP8 == 3 else _E5M2
     return gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=TWO_WORDS, is_pure=True, pack=1)
@@ -134,7 +134,7 @@ _HALVES_8 = gl.constexpr((gl.float16,) * 8)
 
 
 def _pairs_apart(words: str) -> str:
-    """PTX: widen words $8 and $9 of two keys, by `words`, to words a..d of two float16 each, and split them."""
+    """PTX: widen words $8 and $9 of two keys, by the text `words`, to words a..d of two float16, and split a..d."""
     halves = " ".join(f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, {word};" for i, word in enumerate("abcd"))
     return f"{{ .reg .b32 a, b, c, d, x, y; .reg .b16 l, u; {words} {halves} }}"
 
@@ -175,7 +175,7 @@ def widen_pair_apart(x, FP8: gl.constexpr):
 
 @gluon.jit
 def widen_pairs_apart(even, odd, FP8: gl.constexpr):
-    """Widen words of two keys to eight float16 tensors: the first number of even and odd, the second of both, ..."""
+    """Widen words of two keys to eight float16 tensors: first number of even, first of odd, second of even, ..."""
     ASM: gl.constexpr = _E4M3_PAIRS_APART if FP8 == 3 else _E5M2_PAIRS_APART
     return gl.inline_asm_elementwise(
         ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [even, odd], dtype=_HALVES_8, is_pure=True, pack=1
@@ -195,6 +195,6 @@ _E5M2_HALVES_APART = gl.constexpr(
 
 @gluon.jit
 def widen_halves_apart(even, odd, FP8: gl.constexpr):
-    """Widen 16-bit words of two keys to four float16 tensors: the first number of even and odd, the second of both."""
+    """Widen 16-bit words of two keys to four float16 tensors: first number of even, of odd, second of even, of odd."""
     ASM: gl.constexpr = _E4M3_HALVES_APART if FP8 == 3 else _E5M2_HALVES_APART
     return gl.inline_asm_elementwise(ASM, "=h,=h,=h,=h,h,h", [even, odd], dtype=_HALVES_4, is_pure=True, pack=1)

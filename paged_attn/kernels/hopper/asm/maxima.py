@@ -13,7 +13,7 @@ from .instructions import literal
 
 
 def _scale_unless_one(registers: int) -> str:
-    """PTX: acc *= factor for `registers` registers; a warp in which every factor is 1 skips it."""
+    """PTX: acc *= factor for `registers` registers; a warp in which every factor is 1 skips the products."""
     first = 2 * registers
     vote = (
         f"{{ .reg .pred any, all; setp.neu.f32 any, ${first}, 0f3F800000;"
@@ -34,7 +34,10 @@ _ASM_64, _IN_64 = gl.constexpr(_scale_unless_one(64)), gl.constexpr(_constraints
 
 @gluon.jit
 def rescale(acc, factor, DIM: gl.constexpr):
-    """Return acc * factor, both `by_thread`; a vote skips the products, because the maximum rarely rises."""
+    """Return acc [R, N / 8, 4, 2] * factor [R, 1, 4, 1], float32 (`fragments.by_thread`).  DIM: N.
+
+    Maxima rarely rise, so warps vote, and skip the products if all their factors are 1.
+    """
     if DIM % 128 == 0:
         return gl.inline_asm_elementwise(_ASM_64, _IN_64, [acc, factor], dtype=gl.float32, is_pure=False, pack=64)
     elif DIM % 64 == 0:
@@ -44,9 +47,9 @@ def rescale(acc, factor, DIM: gl.constexpr):
 
 
 def _raise(slack: float, nan: bool) -> str:
-    """PTX: (new maxima of two rows, factors of the old sums); a warp in which no maximum rises leaves early.
+    """PTX: (new maxima of two rows, factors of their old sums); a warp in which no maximum rises leaves early.
 
-    nan: NaN counts as larger than any number.  The factor is NaN then, and where the maximum is infinite.
+    nan: NaN counts as larger than any number, and the factor is NaN where the new maximum is NaN or infinite.
     """
     number = literal(slack)
     maximum, larger = ("max.NaN.f32", "setp.gtu.f32") if nan else ("max.f32", "setp.gt.f32")
@@ -68,7 +71,7 @@ def _raise(slack: float, nan: bool) -> str:
     )
 
 
-SLACK, FP8_SLACK = 8.0, 3.75  # scores, base 2, may exceed the maximum by so much before the maximum is raised
+SLACK, FP8_SLACK = 8.0, 3.75  # a score, base 2, may exceed the running maximum by so much before that is raised
 _RAISE = gl.constexpr(_raise(SLACK, False))
 _RAISE_FP8 = gl.constexpr(_raise(FP8_SLACK, True))
 _TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))
@@ -76,12 +79,13 @@ _TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))
 
 @gluon.jit
 def raise_max(top, row_max, FP8: gl.constexpr):
-    """(maximum, decay), float32 [R, 4] of rows: row_max and 1, unless a row's largest score exceeds it by the slack.
+    """(maximum, decay), float32 [R, 4]: row_max and 1, unless a row's largest score exceeds row_max by the slack.
 
-    top [R, 4]: each thread's largest score, base 2.  decay: exp2(row_max - maximum), the factor of the old sums.
-    The threads of a row exchange maxima only if a thread of the warp exceeds the slack.
-    The branch has a second use: ptxas moves waits for products ahead of code without branches, so the maxima are found
-    while the last product runs.
+    top [R, 4]: each thread's largest score of each row, base 2.  decay: exp2(row_max - maximum), the factor of old
+    sums.  The four threads of a row exchange maxima only if a thread of the warp exceeds the slack.
+
+    The branch has a second use.  ptxas moves a wait for products ahead of arithmetic, but not ahead of a branch, so
+    maxima are found while the last product runs.
     """
     ASM: gl.constexpr = _RAISE_FP8 if FP8 else _RAISE
     return gl.inline_asm_elementwise(

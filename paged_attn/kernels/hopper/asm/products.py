@@ -1,4 +1,4 @@
-"""wgmma products with descriptors made here: queries and keys in core matrices, and two parts of latents.
+"""Products by wgmma with descriptors made here: queries and keys in core matrices, and two parts of latents.
 
 `multiply_cores` of 64 queries and 16 keys of 64 dims, in bfloat16, has scores $0..$7, the address $8 of the queries and
 the address $16 of the keys.  Dims 0 to 15 are multiplied by
@@ -18,10 +18,10 @@ from ..shim import gl, gluon
 
 @triton.constexpr_function
 def _cores(rows, columns, dims, dtype):
-    """PTX: the product of each warpgroup, 64 of `rows` rows x `columns` keys, from the addresses of queries and keys.
+    """PTX: q @ k^T of 64 of `rows` query rows in each warpgroup, and `columns` keys, from two shared-memory addresses.
 
-    Queries are swizzled rows of 128 bytes; 64 dims of all rows lie before the next 64.  Keys are core matrices of
-    8 keys x 16 bytes; all dims of 8 keys lie before those of the next 8 keys.
+    Queries are swizzled rows of 128 bytes: 64 dims of all rows lie before the next 64 dims.  Keys are core matrices of
+    8 keys x 16 bytes: all dims of 8 keys lie before those of the next 8 keys.
     """
     n = columns // 2
     numbers = ",".join(f"${i}" for i in range(n))
@@ -49,10 +49,12 @@ def _in_cores(columns):
 
 @gluon.jit
 def multiply_cores(q_at, k_at, scores, DTYPE: gl.constexpr, DIM: gl.constexpr):
-    """Start queries [R, DIM] x keys [N, DIM]^T at these shared-memory addresses; returns float32 scores [R, N].
+    """Start queries [R, DIM] @ keys [N, DIM]^T at these shared-memory addresses; return float32 scores [R, N].
 
-    Scores are valid after a wait.  Triton 3.6 would advance a base offset from product to product although keys are not
-    swizzled.  With descriptors that differ in both halves, ptxas 12.8 adds to unwritten uniform registers.
+    scores: float32 [R, N] of any content, for shape and layout.  The result is valid after a wait.
+
+    Triton 3.6 would advance a base offset from product to product although keys are not swizzled.  ptxas 12.8 adds to
+    unwritten uniform registers if descriptors differ in both halves.
     """
     ROWS: gl.constexpr = scores.shape[0]
     COLUMNS: gl.constexpr = scores.shape[1]
@@ -66,10 +68,10 @@ def multiply_cores(q_at, k_at, scores, DTYPE: gl.constexpr, DIM: gl.constexpr):
 
 @triton.constexpr_function
 def _of_two_parts(columns, key_rows, dims, more, dtype):
-    """PTX: the product of 64 rows x `columns` of a tile's keys, whose dims lie in two matrices.
+    """PTX: q @ k^T of 64 query rows and `columns` of a tile's keys, whose dims lie in two matrices each.
 
-    All matrices have swizzled rows of 128 bytes.  Operands are addresses in units of 16 bytes: rows, keys, further dims
-    of the rows, further dims of the keys.
+    All matrices have swizzled rows of 128 bytes.  Operands are addresses in units of 16 bytes: queries, keys, further
+    dims of queries, further dims of keys.
     """
     n = columns // 2
     numbers = ",".join(f"${i}" for i in range(n))
@@ -102,10 +104,13 @@ def multiply_two_parts(
     q_at, k_at, more_q_at, more_k_at, scores, KEYS: gl.constexpr, DIM: gl.constexpr, MORE: gl.constexpr,
     DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """Start rows [64, DIM + MORE] x some of a tile's KEYS keys, whose last MORE dims lie apart; returns scores [64, N].
+    """Start queries [64, DIM + MORE] @ keys [N, DIM + MORE]^T; return float32 scores [64, N], valid after a wait.
 
-    Addresses are bytes in shared memory.  A reduction tells ptxas that lanes share a descriptor; otherwise ptxas makes
-    six instructions or more for each.
+    The last MORE dims lie in matrices of their own.  KEYS: keys of each matrix of keys, at least N.  Addresses are
+    bytes in shared memory.  scores: as for `multiply_cores`.
+
+    A reduction tells ptxas that all lanes have the same descriptor.  Otherwise ptxas makes six instructions or more for
+    each descriptor.
     """
     COLUMNS: gl.constexpr = scores.shape[1]
     ASM: gl.constexpr = _of_two_parts(COLUMNS, KEYS, DIM, MORE, "bf16" if gl.bfloat16 == DTYPE else "f16")

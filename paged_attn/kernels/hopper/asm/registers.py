@@ -16,9 +16,10 @@ _FOUR_WORDS = gl.constexpr((gl.int32,) * 4)
 
 @gluon.jit
 def pin(x):
-    """Return x, values of 16 or 32 bits, which LLVM sees as used here.
+    """Return x, values of 16 or 32 bits, which LLVM sees as used and made anew here.
 
-    LLVM then neither sinks their conversion nor reuses registers of an operand that the tensor cores still read.
+    LLVM then neither sinks a conversion to x below this place, nor reuses registers of an operand x that the tensor
+    cores still read.
     """
     PACK: gl.constexpr = 32 // x.dtype.primitive_bitwidth
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=PACK)
@@ -29,15 +30,16 @@ _SAME = gl.constexpr("redux.sync.or.b32 $0, $1, 0xffffffff;")
 
 @gluon.jit
 def same(x):
-    """Return x, equal in all lanes of a warp; ptxas knows that of this result, and not of results of shuffles."""
+    """Return x, int32, which is equal in all lanes of a warp, as a value that ptxas knows to be equal."""
     return gl.inline_asm_elementwise(_SAME, "=r,r", [gl.to_tensor(x)], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def anew(x):
-    """Return x, equal in all lanes of a warp, as a value that cannot be moved out of a loop.
+    """Return x, int32, which is equal in all lanes of a warp, as a value that cannot be moved out of a loop.
 
-    Otherwise loop-invariant addresses of operands are computed before the loop, and take registers or spill.
+    Otherwise the compiler computes loop-invariant addresses of operands before the loop, where they take registers
+    throughout, or spill.
     """
     return gl.inline_asm_elementwise(_SAME, "=r,r", [gl.to_tensor(x)], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -51,16 +53,16 @@ _TRANSPOSE = gl.constexpr(
 
 @gluon.jit
 def transpose_bytes(a, b, c, d):
-    """Transpose four words of four bytes: words of the first bytes, second bytes, ...; 8 instructions for 16 bytes."""
+    """Transpose four int32 words of four bytes: return words of first bytes, of second bytes, ...; 8 instructions."""
     return gl.inline_asm_elementwise(
         _TRANSPOSE, "=r,=r,=r,=r,r,r,r,r", [a, b, c, d], dtype=_FOUR_WORDS, is_pure=True, pack=1
     )
 
 
 def _beside(pair: str) -> str:
-    """PTX: two words of 16-bit pairs.
+    """PTX: round $2..$5 to two words of 16-bit pairs, and exchange words between neighbouring lanes.
 
-    Even lanes get the first words of a pair of lanes, odd lanes the second words, the even lane's word first.
+    An even lane gets the first words of both lanes, an odd lane the second words; the even lane's word comes first.
     """
     return (
         "{ .reg .pred p; .reg .b32 l, a, b, x, y; "
@@ -76,10 +78,10 @@ _BESIDE_F16 = gl.constexpr(_beside("f16x2"))
 
 @gluon.jit
 def words_beside(a, b, c, d, DTYPE: gl.constexpr):
-    """Two neighbouring words of a row, from pairs (a, b) and (c, d) that are four words apart in the row.
+    """Return two neighbouring words of a row, of 16-bit pairs, from float32 pairs (a, b) and (c, d).
 
-    Each of four lanes has a word of both groups of four.  Afterwards even lanes have two words of the first group, odd
-    lanes two words of the second group.
+    The pairs are four words apart in the row: each of the row's four lanes has a pair of two groups of four pairs.
+    Afterwards even lanes have two words of the first group, and odd lanes two words of the second group.
     """
     ASM: gl.constexpr = _BESIDE_BF16 if gl.bfloat16 == DTYPE else _BESIDE_F16
     return gl.inline_asm_elementwise(ASM, "=r,=r,f,f,f,f", [a, b, c, d], dtype=TWO_WORDS, is_pure=False, pack=1)

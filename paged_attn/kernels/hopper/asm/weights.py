@@ -25,29 +25,31 @@ from .instructions import WORD_AND_SUM, literal
 
 
 class Cap(NamedTuple):
-    """tanh(x) as x times a polynomial in x^2, with the least relative error up to some x.
+    """Approximation of tanh(x) by x times a polynomial in x^2, with the least relative error up to some x.
 
-    The last coefficient is positive and the polynomial rises, so larger scores come out too large, and are noticed.
+    Beyond that x the polynomial rises, because its last coefficient is positive.  So larger scores come out too large,
+    and their weights are noticed.
     """
 
     coefficients: tuple[float, ...]
     largest: float  # tanh(x) at the largest x of the approximation
 
 
-# Number of terms: cap.  Relative error: 3 terms 2^-11.1, as tanh.approx; 5 terms 2^-21.5.
+# Keys are numbers of terms.  Relative errors: 2^-11.1 with 3 terms, as tanh.approx; 2^-21.5 with 5 terms.
 CAPS = {
     3: Cap((0.999539754, -0.321939022, 0.0885777204), 0.6993),
     5: Cap((0.999999668, -0.333299804, 0.132783159, -0.0507313454, 0.0136531115), 0.6089),
 }
-# log2 of a weight that is negligible beside the largest weight; a score that a polynomial caps too low weighs no more.
+# log2 of a weight that is negligible beside the row's largest.  A score that a polynomial caps too low weighs no more.
 MAX_NEGLIGIBLE_EXPONENT = -24.0
 
-# Cached kernels are keyed by the constants that their functions read, and not by dictionaries that they look up.
+# Triton keys cached kernels by constants that their functions read, and not by dictionaries; so digests are constants.
 DIGEST_OF_CAPS = gl.constexpr(hashlib.sha256(repr(CAPS).encode()).hexdigest())
 
 
 @triton.constexpr_function
 def cap_of(terms, digest):
+    """Return the Cap of `terms` terms; digest: DIGEST_OF_CAPS, for the key of cached kernels."""
     return CAPS[terms]
 
 
@@ -100,10 +102,10 @@ def _scaled(to: str, score: str, unit: str, shift: str, rounded: str) -> str:
 
 
 def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int) -> tuple[str, str]:
-    """(PTX, constraints) of `weigh_again` for `pairs` pairs of a thread, which belong to its two rows in turn.
+    """(PTX, constraints) of `weigh_again` for `pairs` pairs of a thread, which belong to its two rows alternately.
 
-    The product has `parts` operands of `pairs` registers each.  A polynomial of `terms` terms has capped the scores, or
-    none if 0.  any_size: scores may be so large that products have to be rounded first.
+    The product's results are `parts` operands of `pairs` registers each.  A polynomial of `terms` terms has capped the
+    scores; 0 terms: no polynomial.  any_size: scores may be so large that score * unit has to be rounded first.
     """
 
     def operands(number: int) -> list[str]:
@@ -117,7 +119,7 @@ def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int)
     text = "{ .reg .pred p0, p1, q0, q1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1, l0, l1;"
     for i in (0, 1):
         text += f" mov.f32 {sums[i]}, {old_sums[i]}; mov.f32 {tops[i]}, {old_tops[i]}; mov.f32 {decays[i]}, {one};"
-        if terms:  # limit of a sum, and so of each weight: the largest score of the polynomial
+        if terms:  # the largest score of the polynomial limits each weight, and so the sum
             text += f" sub.f32 a, {largest[i]}, {old_tops[i]}; min.f32 a, a, {literal(math.log2(MAX_SUM_PER_THREAD))};"
             text += f" ex2.approx.ftz.f32 l{i}, a; setp.lt.f32 q{i}, {old_tops[i]}, {least_tops[i]};"
         elif any_size:  # minus infinity is huge, too
@@ -175,7 +177,6 @@ _AGAIN = {
     for key in itertools.product(_ROUND, (16, 32), (1, 2, 4, 8))
     for any_size, terms in ((False, 0), (True, 0), *((False, terms) for terms in CAPS))
 }
-# Cached kernels are keyed by the constants that their functions read, and not by dictionaries that they look up.
 DIGEST_OF_WEIGHTS = gl.constexpr(hashlib.sha256(repr((_PAIRS, _AGAIN)).encode()).hexdigest())
 
 
@@ -196,9 +197,10 @@ def _word_and_floats(floats):
 
 @gluon.jit
 def weigh_pairs(even, odd, coefficients, shift, dtype: gl.constexpr):
-    """(words, float32 sums) of exp2(f(x)) for two scores x, in a 16-bit type, even's in the lower half.
+    """(words, float32 sums) of the weights exp2(f(x)) of two scores x: 16-bit words, even's weight in the lower half.
 
-    No coefficient: f(x) = x.  One, a: f(x) = x * a + shift.  More: f(x) = x * (a + b x^2 + c x^4 ...) + shift.
+    Without a coefficient, f(x) = x.  With one, a, f(x) = x * a + shift.  With more, f(x) = x * (a + b x^2 + c x^4 ...)
+    + shift.
     """
     ASM: gl.constexpr = _pairs(dtype, len(coefficients), DIGEST_OF_WEIGHTS)
     operands = (even, odd) + coefficients
@@ -212,16 +214,18 @@ def weigh_again(
     words, even, odd, sums, row_max, unit, shift, results, cap, ANY_SIZE: gl.constexpr, TERMS: gl.constexpr,
     dtype: gl.constexpr,
 ):  # fmt: skip
-    """(words, sums, maxima, decays, *results): a row whose sum is too large, or that has no maximum, gets a new one.
+    """(words, sums, maxima, decays, *results) after rows with too large a sum, or without a maximum, are weighed again.
 
-    Weights are exp2(x * unit + shift - maximum).  All operands have the shape of words [R, N / 8, 4].  Only a thread's
-    first sum, maximum and decay of each row count.  A warp without such a row leaves early.
+    These rows get a new maximum, and weights exp2(x * unit + shift - maximum).  A warp without such rows leaves
+    early.  All operands have the shape of words [R, N / 8, 4].  Only a thread's first sum, maximum and decay of each
+    row count.
+
     results: parts of a product that may still run.  The rare branch waits for the product and multiplies it by the
-    decays.  A branch of its own, behind a wait, would cost every tile one more vote and jump.
+    decays.  A second branch, behind a later wait, would cost every tile one more vote and jump.
 
     cap: () or, if words come from a polynomial of TERMS terms for tanh(x * a), (a, least maximum, largest score).
-    Special functions weigh a row again if a score may exceed the largest score.  Rows with a maximum below the least
-    maximum are weighed again, too, for scores capped too low would count.
+    Special functions weigh a row again if one of its scores may exceed the largest score.  A row whose maximum is below
+    the least maximum is weighed again, too, because scores that were capped too low would count.
     """
     PAIRS: gl.constexpr = 2 * words.shape[1]
     ASM: gl.constexpr = _again(dtype, PAIRS, len(results), ANY_SIZE, TERMS, DIGEST_OF_WEIGHTS)
@@ -238,5 +242,5 @@ _BEYOND = gl.constexpr(
 
 @gluon.jit
 def any_beyond(sums):
-    """int32 1 in all lanes if one lane's sum exceeds MAX_SUM_PER_THREAD or is NaN, else 0."""
+    """Return 1, int32, in all lanes of a warp if one lane's sum exceeds MAX_SUM_PER_THREAD or is NaN, else 0."""
     return gl.inline_asm_elementwise(_BEYOND, "=r,f", [sums], dtype=gl.int32, is_pure=False, pack=1)
