@@ -25,7 +25,7 @@ TRANSPOSE = gl.constexpr(operands.TRANSPOSE)
 
 @triton.constexpr_function
 def widened_together(P):
-    """Rows that are widened together, as many as registers allow."""
+    """Number of a tile's keys that are widened together, as many as registers allow."""
     return 64 if P.CONVERT_REGISTERS > 56 else 32
 
 
@@ -72,7 +72,7 @@ def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def convert_tile(raw, raw_turn, ready, turn, tile, lo, end, VALUES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Convert the next raw tile into the next ready slot; VALUES: values, otherwise keys."""
+    """Convert the next tile of ring `raw` into the next slot of ring `ready`; VALUES: a tile of values, not keys."""
     TURNED: gl.constexpr = P.CONVERT == TRANSPOSE
     DIM: gl.constexpr = S.VALUE_PADDED if VALUES else S.DIM
     wait_full(raw, raw_turn)
@@ -101,10 +101,13 @@ def convert_tile(raw, raw_turn, ready, turn, tile, lo, end, VALUES: gl.constexpr
 
 @gluon.jit
 def convert_tiles(raw, raw_turns, ready, turns, begin, end, lo, end_key, S: gl.constexpr, P: gl.constexpr):
-    """Convert tiles [begin, end), the last one first; return (raw turns, turns).  WIDEN alone converts keys."""
+    """Convert an item's tiles [begin, end), the last tile first; return (raw turns, turns).
+
+    Values always are converted, keys by WIDEN alone.  lo, end_key: keys [lo, end_key) that some row of the block sees.
+    """
     raw_key, raw_value, key, value = raw_turns.key, raw_turns.value, turns.key, turns.value
     if P.CONVERT == TRANSPOSE:  # noqa: SIM102 (one is decided at compile time)
-        if begin < end:  # `fp8.attend_fp8` begins with values of no tile: any slot will do
+        if begin < end:  # `fp8.attend_fp8` begins with a product of zero weights, for which any slot will do
             wait_empty(ready.value, value)
             mbarrier.arrive(ready.value.full.index(value.stage), count=1)
             value = advance(value, P.VALUE_STAGES)
@@ -130,13 +133,16 @@ MAX_WORDS_WIDENED_TOGETHER = gl.constexpr(16)  # fp8 words of a thread, which be
 
 @triton.constexpr_function
 def rows_widened_together(tile, words):
-    """Rows of `words` fp8 words each that are widened together."""
+    """Number of a tile's keys, `words` int32 words of fp8 each, that are widened together."""
     return min(tile, 128 * MAX_WORDS_WIDENED_TOGETHER.value // words)
 
 
 @gluon.jit
 def widen_slot(raw, raw_turn, ready, turn, DIMS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Widen the next raw slot into the next ready slot, with keys that no row may see; consumers clear those."""
+    """Widen the next slot of ring `raw`, fp8 [TILE, DIMS], into the next slot of ring `ready`, float16 [TILE, DIMS].
+
+    Keys that no row may see are widened, too.  Consumers zero them.
+    """
     LAYOUT: gl.constexpr = rows_layout(2, DIMS, 4)
     ROWS: gl.constexpr = rows_widened_together(S.TILE, DIMS // 4)
     wait_full(raw, raw_turn)
@@ -155,7 +161,7 @@ def widen_slot(raw, raw_turn, ready, turn, DIMS: gl.constexpr, S: gl.constexpr, 
 
 @gluon.jit
 def widen_tiles(raw, raw_turns, ready, turns, count, S: gl.constexpr, P: gl.constexpr):
-    """Widen `count` tiles, each the slots of values and then the rest; return (raw turns, turns)."""
+    """Widen `count` tiles of latents, of each first the value dims and then the rest; return (raw turns, turns)."""
     SLOTS: gl.constexpr = slots_of_tile(P)
     RESTS: gl.constexpr = raw_slots_of_rest(P)
     raw_key, raw_rest, key, rest = raw_turns.key, raw_turns.value, turns.key, turns.value

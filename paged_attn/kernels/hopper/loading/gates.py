@@ -1,7 +1,7 @@
-"""mbarriers between loader warps and consumers of several warpgroups.
+"""Gates: mbarriers at which each consumer warp waits by itself.
 
-Each warp waits by itself.  All barriers lie in one array [kind, slot] of shared memory, behind which a tag tells the
-warps its address.
+Consumers of several warpgroups, three consumers, and few rows beside blocks have gates.  All barriers lie in one array
+[kind, slot] of shared memory.  A tag behind the array tells each warp the array's address.
 """
 
 import triton
@@ -11,18 +11,18 @@ from ..asm.barriers import TAG, find_tag, init_at
 from ..planning import operands
 from ..shim import gl, gluon, mbarrier, reinterpret, thread_barrier
 
-# Kinds of barriers, rows of the array: full barriers; the row behind has the empty barriers.
+# First row of each ring in the array: this row has the ring's full barriers, the next row its empty barriers.
 KEYS, VALUES, QUERIES, MAIL = gl.constexpr(0), gl.constexpr(2), gl.constexpr(4), gl.constexpr(6)
-KINDS = gl.constexpr(8)  # rows for blocks; few rows beside blocks have KINDS more rows
-DEPTH = gl.constexpr(8)  # slots of a ring, at most
-WIDEN = gl.constexpr(operands.WIDEN)  # the one conversion of keys: a converter fills the ring that consumers read
+KINDS = gl.constexpr(8)  # rows of the array for blocks; barriers of few rows beside blocks have KINDS more rows
+DEPTH = gl.constexpr(8)  # most slots of a ring
+WIDEN = gl.constexpr(operands.WIDEN)  # the only conversion of keys; the converter then fills the consumers' key ring
 
 
 @triton.constexpr_function
 def arrivals_of(P):
-    """Arrivals that complete one phase of each kind of barrier; 0: this pipe has no barrier of that kind.
+    """Number of arrivals that complete one phase of each kind of barrier; 0: this pipe has no barrier of that kind.
 
-    Each consumer warp arrives once.
+    Each consumer warp that reads a slot arrives once.
     """
     readers, convert = P.CONSUMERS * P.ROWS // 16, int(P.CONVERT != 0)
     keys = 1 if WIDEN.value == P.CONVERT else P.LOADERS
@@ -40,13 +40,13 @@ def depths_of(P):
 
 @triton.constexpr_function
 def gate_rows(P, G):
-    """Rows of the array: KINDS for blocks, and KINDS more if few rows run beside blocks (G)."""
+    """Number of the array's rows: KINDS for blocks, and KINDS more if few rows run beside blocks (their pipe is G)."""
     return KINDS.value * (1 if G is None else 2)
 
 
 @gluon.jit
 def arrivals_at(warp, slot, P: gl.constexpr):
-    """Arrivals of barrier (kind = warp, slot), for each thread; 0: there is no such barrier."""
+    """Arrival count of barrier (kind = warp, slot), for each thread; 0 where there is no such barrier."""
     ARRIVALS: gl.constexpr = arrivals_of(P)
     DEPTHS: gl.constexpr = depths_of(P)
     WARPS: gl.constexpr = KINDS if P.BESIDE else P.ROWS // 16
@@ -58,11 +58,13 @@ def arrivals_at(warp, slot, P: gl.constexpr):
 
 @gluon.jit
 def make_gates(P: gl.constexpr, G: gl.constexpr = None):
-    """Make the array of barriers, and find its address; 0 if no warp waits by itself.
+    """Make the array of barriers, and find its address; return Gates, or 0 if no warp waits by itself.
 
-    A consumer of several warpgroups has all kinds there; three consumers have those of keys and values.  Each warp
-    writes a tag behind the array, and finds it.  A warp initialises its barriers one after another, so warp n takes
-    kind n: of blocks (P) and, if there are any, of few rows beside them (G).
+    Consumers of several warpgroups, and few rows beside blocks, have all kinds of barriers in the array.  Three
+    consumers have those of keys and values there.  Each warp writes a tag behind the array, and finds the tag.
+
+    A warp initialises barriers one after another, so each warp takes one kind: warp n initialises kind n of blocks (P)
+    and of few rows beside blocks (G), if there are any.
     """
     if is_gated(P):
         ROWS: gl.constexpr = gate_rows(P, G)
@@ -87,17 +89,17 @@ def make_gates(P: gl.constexpr, G: gl.constexpr = None):
 
 @gluon.jit
 def start_together():
-    """Have all threads meet before partitions start.
+    """Let all threads meet before warp partitions start.
 
-    Arguments of partitions pass through shared memory that may still hold the result of the last reduction.  Triton
-    puts no barrier between the two, so a late warp would read arguments as that result.
+    Triton passes arguments of partitions through shared memory, where a late warp may still have to read the result of
+    the last reduction.  Triton puts no barrier in between, and the warp would read arguments instead of the result.
     """
     thread_barrier()
 
 
 @gluon.jit
 def start_with(gates, P: gl.constexpr, G: gl.constexpr = None):
-    """`start_together`, for all pipes; erases the tag."""
+    """Let all threads meet before warp partitions start, as `start_together`, and erase the tag of the gates."""
     start_together()
     if is_gated(P):  # all warps have found the tag; the next program on the multiprocessor must not find it
         THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])

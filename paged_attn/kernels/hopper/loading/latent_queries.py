@@ -1,6 +1,6 @@
-"""Queries against latents, in parts: for the key dims that are values, and for the dims behind them (the rest).
+"""Queries against latents, in parts: for the key dims that are values, and for the key dims behind them (the rest).
 
-Few rows are columns of one consumer or two.  64 rows are shared by two consumers, whose products need addresses.
+Few rows are columns of one consumer, or of two.  Two consumers share 64 rows, and their products need addresses.
 """
 
 import triton
@@ -17,7 +17,7 @@ from .ring import bytes_of_slot
 
 @gluon.jit
 def make_rest(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Allocate [CONSUMERS, COLUMNS, REST] for the part of the queries against the rest."""
+    """Allocate [CONSUMERS, COLUMNS, REST] for the queries' dims that meet the rest."""
     SHAPE: gl.constexpr = [P.COLUMNS, S.REST]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     return gl.allocate_shared_memory(dtype, [P.CONSUMERS, P.COLUMNS, S.REST], layout)
@@ -25,7 +25,7 @@ def make_rest(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @triton.constexpr_function
 def rows_brought(P):
-    """Rows that a consumer loads: all of its columns, or half of the rows of two consumers."""
+    """Number of query rows that a consumer loads: its columns, or half of the rows that two consumers share."""
     return P.COLUMNS if P.COLUMNS > 0 else P.ROWS // 2
 
 
@@ -34,9 +34,9 @@ def load_part(
     query, block, mods, NUMBER: gl.constexpr, BEGIN: gl.constexpr, END: gl.constexpr, PADDED: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Load dims [BEGIN, END), at most PADDED, of a consumer's `rows_brought`: [rows, PADDED].
+    """Load dims [BEGIN, END) of the query rows that consumer NUMBER loads: [rows_brought, PADDED], zero behind END.
 
-    The type is the compute type, or float32 if rows are to be normalized.
+    The result has the compute type, or float32 if rows are to be normalized.
     """
     dtype: gl.constexpr = gl.float32 if S.NORMALIZED else S.COMPUTE
     READ: gl.constexpr = rows_layout(8, PADDED, P.ROWS // 16)
@@ -50,9 +50,10 @@ def load_part(
 
 @gluon.jit
 def normalize_parts(parts, S: gl.constexpr):
-    """(parts in the compute type, powers of two [R] by which scores of their rows are multiplied), as `normalize`.
+    """(parts in the compute type, powers of two [R] by which scores of rows are multiplied), as `numerics.normalize`.
 
-    Rows of parts of different widths lie in different threads.
+    The largest element of all parts of a row decides the row's power.  Parts of different widths have their rows in
+    different threads.
     """
     ROWS: gl.constexpr = gl.SliceLayout(1, parts[0].type.layout)
     largest = gl.max(gl.abs(parts[0]), axis=1)
@@ -69,7 +70,7 @@ def normalize_parts(parts, S: gl.constexpr):
 
 @gluon.jit
 def queries_of(queries, number, P: gl.constexpr):
-    """Queries [N, D] against the dims of one slot of a tile; number: of the slot, over all consumers."""
+    """Return queries [N, D], the dims for one slot of a tile; number: consumer * (slots of a tile) + slot."""
     slot = queries.slots.index(number)
     return slot.reshape([slot.shape[0] * slot.shape[1], slot.shape[2]]).slice(0, P.COLUMNS, dim=0)
 
@@ -79,7 +80,10 @@ def take_parts(
     query, queries, rest, block, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Load all parts into shared memory through registers; return the scale of their scores, as `take_queries`."""
+    """Load all parts of a consumer's queries into shared memory, through registers; return the scale of their scores.
+
+    The scale is a scalar, or [N] if rows are normalized.
+    """
     PARTS: gl.constexpr = slots_of_tile(P)
     DIMS: gl.constexpr = S.DIM // PARTS
     thread_barrier()  # products with the queries before must be done
@@ -107,7 +111,7 @@ def take_parts(
 
 @gluon.jit
 def make_rest_of_rows(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Allocate [1, ROWS, REST] for queries against the key dims behind the values."""
+    """Allocate [1, ROWS, REST] for the dims, of the rows of two consumers, that meet the rest."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([P.ROWS, S.REST], dtype)
     return gl.allocate_shared_memory(dtype, [1, P.ROWS, S.REST], layout)
 
@@ -119,8 +123,8 @@ def take_rows(
 ):  # fmt: skip
     """Load a consumer's half of the rows into shared memory through registers; afterwards both consumers have all rows.
 
-    Returns the factor of each row's scores, [ROWS] float32, or 1.0 if rows are not normalized.  Factors pass between
-    the consumers in the second consumer's numbers, which are free until the first consumer has written.
+    Return the factor of each row's scores, [ROWS] float32, or 1.0 if rows are not normalized.  Consumers exchange these
+    factors in the second consumer's `numbers`, which are free until the first consumer has written weights.
     """
     ROWS: gl.constexpr = P.ROWS // 2
     slot = queries.slots.index(0).reshape([P.ROWS, S.DIM])
@@ -148,7 +152,7 @@ def take_rows(
 
 @gluon.jit
 def _tagged(slots, KIND: gl.constexpr, P: gl.constexpr):
-    """Write a tag for each warp into the first words of a matrix, or of slots of matrices; return these words."""
+    """Write tag KIND, from each warp, into the first 32 int64 words of slot 0; return these words."""
     WORDS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     words = reinterpret(slots.index(0), gl.int64, [bytes_of_slot(slots) // 8], WORDS).slice(0, 32, dim=0)
     words.store(gl.full([32], TAG + 1 + KIND, gl.int64, gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])))
@@ -157,9 +161,9 @@ def _tagged(slots, KIND: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def find_addresses(keys, rests, queries, rest, S: gl.constexpr, P: gl.constexpr):
-    """(keys, rests, queries, address of rest): records with the addresses that products of rows need.
+    """(keys, rests, queries, address of `rest`): the records, with the shared-memory addresses that products need.
 
-    The tags are erased, as in `ring.address_of`: later programs on the multiprocessor must not find them.
+    The tags are erased, as in `ring.address_of`, because later programs on the multiprocessor must not find them.
     """
     THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
     nothing = gl.full([32], 0, gl.int64, THREADS)

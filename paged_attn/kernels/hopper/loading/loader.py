@@ -1,4 +1,4 @@
-"""Loader warps: load pages of keys or values into shared memory through the copy engine (TMA)."""
+"""Loader warps: load pages of keys or values into shared memory by TMA."""
 
 from ...common.blocking import gap_before, in_cache, page_at, pages_of
 from ...common.bounds import visible_range
@@ -8,14 +8,14 @@ from ..shim import gl, gluon, load_box, mbarrier
 from .packed import boxes_of, places_of_slot
 from .ring import advance, bytes_of_slot, wait_empty
 
-NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside every tensor, for which the copy engine writes zeros
+NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside every tensor, for which TMA writes zeros
 
 
 @gluon.jit
 def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.constexpr):
-    """Have the copy engine read its descriptors while the schedule is made, by loading empty boxes.
+    """Let TMA read its descriptors while the schedule is computed, by loading boxes from outside the caches.
 
-    Boxes from outside the caches write zeros over the first consumer's queries, and complete its barrier.  A box of
+    The boxes write zeros to the memory of the first consumer's queries, and complete the queries' barrier.  A box of
     values fits there only if values are as wide as keys.
     """
     if P.PREFETCH:
@@ -31,9 +31,9 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
 
 @gluon.jit
 def page_rows(table, starts, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """First cache rows of the boxes of one loader's part of a tile; x-packed: their pages.
+    """Tuple of the first cache row, int32, of each box of one loader's part of a tile; x-packed: of each box's page.
 
-    first, end: keys [first, end) may be seen.  Boxes of pages without such a key come from NOWHERE.
+    Rows of the block may see keys [first, end).  Boxes of pages without such a key come from NOWHERE.
     """
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     rows = ()
@@ -50,7 +50,7 @@ def page_rows(table, starts, tile, first, end, PART: gl.constexpr, S: gl.constex
 
 @gluon.jit
 def new_rows(block, tile, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """First rows of the boxes of one loader's part of a tile of new keys, in the tensor of new keys."""
+    """Tuple of the first token, a row of the new keys' tensor, of each box of one loader's part of a tile."""
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     context_len = block.seq_len - block.query_len
     first = tile * S.TILE - gap_before(tile, context_len, S) + PART * PART_KEYS
@@ -67,7 +67,10 @@ def send_part(
     box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     FROM: gl.constexpr = 0,
 ):  # fmt: skip
-    """Start the loads of one loader's part of a tile into the next slot; FROM: first dim."""
+    """Start the loads of one loader's part of a tile into the next slot, once consumers have released the slot.
+
+    rows: first row of each box (`page_rows`, `new_rows`).  FROM: first dim.
+    """
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     DIM_PARTS: gl.constexpr = ring.slots.shape[0] // STAGES
     AXES: gl.constexpr = len(box.block_shape)
@@ -99,7 +102,7 @@ def fill_slots(
     box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     FROM: gl.constexpr,
 ):  # fmt: skip
-    """`send_part` for every slot that a tile takes; return the turn behind them."""
+    """Start the loads of one loader's part of a tile into all slots that the tile takes; return the next turn."""
     send_part(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
     turn = advance(turn, STAGES)
     if P.HALVES and FROM == 0:
@@ -110,7 +113,7 @@ def fill_slots(
 
 @gluon.jit
 def begin_item(batch, item, mods, S: gl.constexpr, P: gl.constexpr):
-    """(block, its page table, KV head of the cache, first key that some row sees, inclusive) of an item."""
+    """(block, address of its first page id, the cache's KV head, first key that some row sees) of an item."""
     block = item.block
     table = pages_of(batch, block.seq)
     lo = visible_range(block, mods, S.BLOCK_Q, S).lo
@@ -125,7 +128,7 @@ def load_tile(
     loader, turn, table, batch, block, kv_head, tile, first_key, PART: gl.constexpr, STAGES: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr, FROM: gl.constexpr = 0,
 ):  # fmt: skip
-    """Load one loader's part of a tile into the next slot, from the cache or from the new keys; return the turn.
+    """Load one loader's part of a tile into the next slot, from the cache or from the new keys; return the next turn.
 
     first_key: first key that some row sees, inclusive.
     """
@@ -149,7 +152,7 @@ def load_tiles(
     loader, turn, table, batch, block, kv_head, begin, end, first_key, PART: gl.constexpr, STAGES: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr, FROM: gl.constexpr = 0,
 ):  # fmt: skip
-    """Load tiles [begin, end) of a block into the ring, the last tile first; return the turn."""
+    """Load tiles [begin, end) of a block into the ring, the last tile first; return the next turn."""
     for i in range(end - begin):
         turn = load_tile(
             loader, turn, table, batch, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P, FROM
@@ -162,9 +165,9 @@ def load_both(
     keys, values, turn, table, batch, block, kv_head, tile, first_key, STAGES: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """Load a tile of keys and the tile of values, by one warp; return the turn.
+    """Load a tile's keys and values by one warp; return the next turn.
 
-    They take the next two slots of one ring, or the next slot of each of two rings of equal depth.
+    Keys and values take the next two slots of one ring, or the next slot of each of two rings of equal depth.
     """
     IN_TURN: gl.constexpr = in_one_ring(S, P)
     if S.APART:

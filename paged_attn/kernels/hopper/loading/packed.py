@@ -1,7 +1,8 @@
 """Tiles of an x-packed cache: boxes of keys [16 bytes of dims, neighbouring keys], of values [dims, neighbouring keys].
 
-Left operands of products pass through registers; a thread's elements are neighbours in memory, too.  Right operands
-are multiplied in shared memory, if a box has core matrices of 8 keys, or rows of 32 bytes of values.
+Keys and values of few rows are left operands, which pass through registers: a thread's neighbouring elements are
+neighbours in memory, too.  Those of blocks are right operands, which wgmma reads from shared memory: boxes of keys are
+core matrices of 8 keys, and boxes of values have rows of 32 bytes.
 """
 
 import triton
@@ -23,27 +24,30 @@ IN_ORDER_3, IN_ORDER_4 = (gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [*range(
 
 @gluon.jit
 def make_boxes(box, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Allocate the slots of a ring [STAGES, boxes of a tile, 1, ...]."""
+    """Allocate the slots of a ring, [STAGES, boxes of a tile, 1, rows of a box, elements of a row]."""
     BOX: gl.constexpr = box.block_shape
     return gl.allocate_shared_memory(box.dtype, [STAGES, S.TILE // P.BOX, 1, BOX[2], BOX[3]], box.layout)
 
 
 @triton.constexpr_function
 def places_of_slot(shape, box):
-    """Elements along a box's last axis from one key to the next; boxes of whole pages begin with the first key."""
+    """Number of elements along a box's last axis from one key to the next.
+
+    A box of a whole page begins with the page's first key, so its number is never used.
+    """
     return max(1, shape[3] // box)
 
 
 @gluon.jit
 def boxes_of(slot, box, S: gl.constexpr, P: gl.constexpr):
-    """A slot [TILE, 1, DIM], seen as the boxes of a tile."""
+    """Return a slot [TILE, 1, DIM] as the boxes of a tile, [boxes, 1, *box]."""
     SHAPE: gl.constexpr = box.block_shape
     return reinterpret(slot, slot.dtype, [S.TILE // P.BOX, 1, SHAPE[2], SHAPE[3], SHAPE[4]], box.layout)
 
 
 @gluon.jit
 def value_tile(ring, turn, S: gl.constexpr):
-    """The slot's values, rows of 16 keys for each dim, as a right operand [TILE, DIM] of wgmma."""
+    """Return the slot's values, which lie as rows of 16 keys for each dim, as a right operand [TILE, DIM] of wgmma."""
     slot = ring.slots.index(turn.stage)
     boxes = reinterpret(slot, slot.dtype, [S.TILE // 16, S.VALUE_PADDED, 16], gl.NVMMASharedLayout(32, 16, 3))
     return boxes.permute((1, 0, 2)).reshape([S.VALUE_PADDED, S.TILE]).permute((1, 0))
@@ -64,7 +68,7 @@ def zero_values_outside(values, turn, first, first_key, end_key, S: gl.constexpr
 
 @gluon.jit
 def packed_keys(ring, turn, S: gl.constexpr, P: gl.constexpr):
-    """A tile's 16-bit keys as a left operand [TILE, DIM] in registers."""
+    """Return a tile's 16-bit keys as a left operand [TILE, DIM] in registers."""
     places = reinterpret(
         ring.slots.index(turn.stage), ring.slots.dtype, [S.TILE // P.BOX, S.DIM // 8, P.BOX, 8], IN_ORDER_4
     )
@@ -74,7 +78,7 @@ def packed_keys(ring, turn, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def packed_key_words(ring, turn, LAYOUT: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """A tile's fp8 keys as int32 words [TILE, DIM / 4] of four dims."""
+    """Return a tile's fp8 keys as int32 words [TILE, DIM / 4] of four dims, in LAYOUT."""
     places = reinterpret(ring.slots.index(turn.stage), gl.int32, [S.TILE // P.BOX, S.DIM // 16, P.BOX, 4], IN_ORDER_4)
     x = places.load(packed_key_words_layout(S.TILE, S.DIM, P.BOX)).permute((0, 2, 1, 3))
     return gl.convert_layout(x.reshape([S.TILE, S.DIM // 4]), LAYOUT, assert_trivial=True)
@@ -82,7 +86,7 @@ def packed_key_words(ring, turn, LAYOUT: gl.constexpr, S: gl.constexpr, P: gl.co
 
 @gluon.jit
 def clear_outside(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """Zero a tile's values outside the keys [lo, end) in shared memory; in registers every tile would pay for that."""
+    """Zero a tile's values outside the keys [lo, end) in shared memory; in registers, every tile would cost more."""
     first = tile * S.TILE
     if (first < lo) | (first + S.TILE > end):
         dtype: gl.constexpr = gl.int8 if P.FP8 > 0 else gl.int16
@@ -93,13 +97,13 @@ def clear_outside(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
         key = gl.expand_dims(gl.expand_dims(first + box * P.BOX, 1), 2)
         key += gl.expand_dims(gl.expand_dims(slot, 0), 0)
         places.store(gl.where((key >= lo) & (key < end), places.load(LAYOUT), 0))
-        fence_async_shared()  # before the next box
+        fence_async_shared()  # before TMA writes the slot's next box
         thread_barrier()
 
 
 @gluon.jit
 def packed_values(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """A tile's values as a left operand [DIM, TILE], zero outside the keys [lo, end); fp8 values become float16."""
+    """Return a tile's values as a left operand [DIM, TILE], zero outside the keys [lo, end); fp8 becomes float16."""
     clear_outside(ring, turn, tile, lo, end, S, P)
     slot = ring.slots.index(turn.stage)
     if P.FP8 > 0:

@@ -1,4 +1,4 @@
-"""Loading of queries into shared memory: as a box by a loader warp, or through the consumer's registers."""
+"""Loading of queries into shared memory: by TMA from a loader warp, or through the consumer's registers."""
 
 import triton
 
@@ -16,19 +16,19 @@ from .ring import address_of, as_words, wait_released
 
 @triton.constexpr_function
 def take_turns(P):
-    """Whether blocks take query slots in turn, with full and empty barriers; otherwise each consumer has a slot."""
+    """Whether blocks take query slots in turn, with full and empty barriers; otherwise each consumer has one slot."""
     return P.QUERY_BOX and (P.ROWS >= 128 or P.BESIDE)
 
 
 @triton.constexpr_function
 def most_rows(P):
-    """The most query rows of a consumer."""
+    """The most query rows that a consumer has of a block."""
     return P.COLUMNS if P.BESIDE else P.ROWS
 
 
 @gluon.jit
 def turn_of(done, P: gl.constexpr):
-    """Turn (slot and phase) of a block's queries; done: blocks before it."""
+    """Turn (slot and phase) of a block's queries; done: number of blocks before the block."""
     SLOTS: gl.constexpr = P.QUERY_SLOTS
     return Turn(done % SLOTS, done // SLOTS & 1)
 
@@ -36,7 +36,7 @@ def turn_of(done, P: gl.constexpr):
 @gluon.jit
 def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     """Allocate slots and barriers for the query rows of each consumer, ROWS or COLUMNS."""
-    # at least BOX rows where an empty box of keys comes first (loader.fetch_descriptors)
+    # at least BOX rows if an empty box of keys comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
     PARTS: gl.constexpr = slots_of_tile(P) if P.HALVES else dim_parts(S.DIM)
@@ -48,7 +48,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
         P.QUERY_SLOTS if IN_TURN else 1 if has_latent_rows(S, P) else P.CONSUMERS * query_parts(P)
     )
     slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
-    # unused fields hold the slots, for a record with a None cannot be returned
+    # unused fields hold the slots, because Triton 3.6 returns no record with a None
     full, empty, full_at, empty_at = slots, slots, 0, 0
     if IN_TURN:
         full, full_at = gate(gates, QUERIES, P)
@@ -66,10 +66,10 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Zero all query slots, for boxes do not fill all rows; NaN in an unused row would have tiles weighed twice."""
+    """Zero all query slots, because boxes do not fill all rows; NaN in an unused row would make tiles weigh twice."""
     BYTES: gl.constexpr = slots.shape[3] * slots.dtype.primitive_bitwidth // 8
     ROWS: gl.constexpr = most_rows(P)
-    WARPS: gl.constexpr = 8 if P.BESIDE else P.ROWS // 16  # beside blocks, the blocks' warps
+    WARPS: gl.constexpr = 8 if P.BESIDE else P.ROWS // 16  # few rows beside blocks: all warps of the blocks' consumer
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [128 // (BYTES // 4), BYTES // 16], [WARPS, 1], [1, 0])
     for i in gl.static_range(SLOTS):
         as_words(slots.index(i), ROWS, BYTES).store(gl.full([ROWS, BYTES // 4], 0, gl.int32, LAYOUT))
@@ -77,9 +77,9 @@ def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
-    """Have the L2 fetch all queries while the schedule is made, if there is at most one token for each warp.
+    """Let the L2 fetch all queries while the schedule is computed, if there is at most one token for each warp.
 
-    With more tokens, the programs' first blocks have some of them, and which ones is not known yet.
+    With more tokens, a program's first block has some of them, and the program does not know yet which ones.
     """
     WARPS: gl.constexpr = P.ROWS // 16
     programs = gl.num_programs(0)
@@ -96,6 +96,7 @@ def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr):
+    """Start the loads of one consumer's query rows, from `token` on, into a slot."""
     ROWS: gl.constexpr = most_rows(P) // S.GROUP * S.GROUP
     mbarrier.expect(queries.full.index(slot), ROWS * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
     PARTS: gl.constexpr = dim_parts(S.DIM)
@@ -106,7 +107,11 @@ def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr
 
 @gluon.jit
 def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.constexpr):
-    """Load the queries of a block once no consumer needs the queries that they replace; done: blocks before it."""
+    """Load an item's queries once no consumer needs the queries in their place; done: blocks before the item.
+
+    keys, turn: ring of keys and its next turn.  If consumers have a query slot each, the release of all keys loaded so
+    far tells that the old queries are free.
+    """
     token = item.block.first_token + item.block.first
     if take_turns(P):
         at = turn_of(done, P)
@@ -121,7 +126,7 @@ def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.co
 
 @gluon.jit
 def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr, there=None):
-    """Wait for a consumer's query rows; done: blocks before this one.
+    """Wait for a consumer's query rows; done: number of blocks before this one.
 
     there: whether to wait, by default always; given only if blocks take slots in turn.
     """
@@ -142,7 +147,7 @@ def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr, there=None):
 
 @gluon.jit
 def rows_in(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Return a consumer's QueryRows of a block; done: blocks before it."""
+    """Return a consumer's QueryRows of a block; done: number of blocks before the block."""
     BESIDE: gl.constexpr = dim_parts(S.DIM)
     PARTS: gl.constexpr = query_parts(P) * BESIDE
     first = turn_of(done, P).stage if take_turns(P) else NUMBER * PARTS
@@ -159,9 +164,9 @@ def rows_in(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexp
 def store_in_two(lower, upper, x, S: gl.constexpr, P: gl.constexpr):
     """Store normalized bfloat16 rows x [ROWS, DIM], divided by 2^7, as sums of two e4m3 numbers.
 
-    After the division the largest is below 2^8.  Two numbers of four bits make bfloat16's eight.  Elements down to 2^-9
-    of a row's largest lose nothing.  No element loses more than 2^-17 of the largest.  `lower` gets the small terms,
-    which are multiplied first, because the tensor cores keep 14 bits of a sum.
+    After the division, the largest element is below 2^8.  Two numbers of four significant bits hold bfloat16's eight.
+    Elements down to 2^-9 of a row's largest lose nothing, and no element loses more than 2^-17 of the largest.  `lower`
+    gets the small terms.  They are multiplied first, because the tensor cores keep 14 bits of a sum.
     """
     x = (x.to(gl.float32) * (1 / 128)).reshape([P.ROWS, S.DIM // 4, 2, 2])
     even, odd = gl.split(x)
@@ -174,7 +179,7 @@ def store_in_two(lower, upper, x, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def scatter(x, ROWS: gl.constexpr, S: gl.constexpr):
-    """Queries [R, DIM] with their dims in the order of `columns.widened_keys`."""
+    """Return queries x [ROWS, DIM] with dims in the order of `columns.widened_keys`."""
     x = x.reshape([ROWS, S.DIM // 64, 4, 4, 2, 2])  # a thread's 16 dims are four words of two pairs
     return x.permute((0, 1, 3, 4, 2, 5)).reshape([ROWS, S.DIM])
 
@@ -184,10 +189,10 @@ def take_queries(
     query, queries, block, scale, done, mods, NUMBER: gl.constexpr, ROWS: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Have a consumer's query rows in shared memory; return the scale of their scores, [R] if rows differ.
+    """Bring a consumer's ROWS query rows into shared memory; return the scale of their scores, [R] if rows differ.
 
-    Without QUERY_BOX queries pass through the consumer's registers: few rows, queries that change type, and strides
-    that fit no box.
+    With QUERY_BOX, the consumer waits for a box.  Otherwise queries pass through the consumer's registers: few rows,
+    queries that change type, and queries with strides that fit no box.
     """
     if P.QUERY_BOX:
         wait_queries(queries, done, NUMBER, S, P)

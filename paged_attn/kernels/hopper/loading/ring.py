@@ -1,4 +1,4 @@
-"""Rings of slots in shared memory, which loaders fill and consumers empty in the same order."""
+"""Rings of slots in shared memory, which loaders fill and consumers empty in one order."""
 
 import math
 
@@ -14,21 +14,21 @@ WARPGROUP = gl.constexpr(128)  # threads
 
 @triton.constexpr_function
 def threads_of(rows):
-    """Threads of a consumer of `rows` rows."""
+    """Number of threads of a consumer of `rows` rows."""
     return 2 * rows
 
 
 @gluon.jit
 def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.constexpr):
-    """Make NUMBER pairs of mbarriers (full, empty), whose phases complete after FILLERS and READERS arrivals.
+    """Make NUMBER full and NUMBER empty mbarriers, whose phases complete after FILLERS and READERS arrivals.
 
-    Use every barrier until the program ends, or invalidate it after its last use.  Triton reuses its memory, but the
-    multiprocessor caches barriers and may write them back at any time.
+    Use each barrier until the program ends, or invalidate it after its last use.  Triton reuses a barrier's memory, but
+    the multiprocessor caches barriers and may write them back at any time.
     """
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
     empty = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
-    for i in gl.static_range(NUMBER):  # alternating, for Triton has all threads wait between two of one allocation
+    for i in gl.static_range(NUMBER):  # Triton lets all threads meet between two inits of one allocation
         mbarrier.init(full.index(i), count=FILLERS)
         mbarrier.init(empty.index(i), count=READERS)
     return full, empty
@@ -44,20 +44,20 @@ def make_meeting(THREADS: gl.constexpr):
 
 @gluon.jit
 def meet_consumers(both, PHASE: gl.constexpr):
-    """Wait until both consumers are here.  They always meet twice, with PHASE 0 and then 1."""
+    """Wait until both consumers are here.  Consumers always meet twice, with PHASE 0 and then with PHASE 1."""
     release(both.index(0))
     mbarrier.wait(both.index(0), PHASE)
 
 
 @triton.constexpr_function
 def bytes_of_slot(slots):
-    """Bytes of one slot."""
+    """Number of bytes of one slot."""
     return math.prod(slots.shape[1:]) * slots.dtype.primitive_bitwidth // 8
 
 
 @gluon.jit
 def make_slots(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
-    """Allocate STAGES tiles [ROWS, COLUMNS] in the layout in which boxes arrive, with dims in parts where needed."""
+    """Allocate STAGES tiles [ROWS, 1, COLUMNS] in the layout in which boxes arrive, with dims in parts if needed."""
     PARTS: gl.constexpr = dim_parts(COLUMNS)
     SHAPE: gl.constexpr = [ROWS, 1, COLUMNS // PARTS]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
@@ -66,10 +66,10 @@ def make_slots(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, S
 
 @gluon.jit
 def address_of(slots, KIND: gl.constexpr, P: gl.constexpr):
-    """Shared-memory address of slots of a kind: each warp writes a tag into the first slot, and finds it.
+    """Return the shared-memory address of slots: each warp writes a tag, of KIND, into the first slot, and finds it.
 
-    The tag is erased, because the next program on the multiprocessor must not find it; a program without work would
-    leave it.
+    The tag is erased at once.  Otherwise a program without work would leave its tag, and the next program on the
+    multiprocessor could find it.
     """
     WORDS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
@@ -92,13 +92,13 @@ def make_ring(
     FILLERS: gl.constexpr,
     READERS: gl.constexpr,
 ):
-    """Make an empty ring of tiles [ROWS, COLUMNS]; FILLERS arrivals fill a slot, READERS arrivals empty it."""
+    """Make an empty ring of tiles [ROWS, COLUMNS]: FILLERS arrivals fill a slot, READERS arrivals empty it."""
     return ring_of(make_slots(dtype, ROWS, COLUMNS, STAGES), STAGES, FILLERS, READERS)
 
 
 @gluon.jit
 def ring_of(slots, STAGES: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.constexpr):
-    """Make an empty ring of given slots."""
+    """Make an empty ring of these slots; FILLERS, READERS: as for `make_ring`."""
     full, empty = make_barriers(STAGES, FILLERS, READERS)
     return Ring(slots, full, empty, 0, 0, 0)
 
@@ -114,7 +114,7 @@ def make_read_ring(
     KIND: gl.constexpr,
     P: gl.constexpr,
 ):
-    """Make an empty ring that consumers read, with barriers of the gates if warps wait by themselves."""
+    """Make an empty ring that consumers read; its barriers are gates of KIND if warps wait by themselves."""
     if is_gated(P):
         gl.static_assert(STAGES <= DEPTH)
         full, full_at = gate(gates, KIND, P)
@@ -137,7 +137,7 @@ def advance(turn, STAGES: gl.constexpr):
 
 @gluon.jit
 def wait_full(ring, turn, there=None):
-    """Wait until the slot's tile has arrived; there: whether a tile comes at all, by default True."""
+    """Wait until the tile in the turn's slot has arrived; there: whether a tile comes at all, by default True."""
     if there is None:
         mbarrier.wait(ring.full.index(turn.stage), turn.phase)
     else:
@@ -146,7 +146,7 @@ def wait_full(ring, turn, there=None):
 
 @gluon.jit
 def wait_tile(ring, turn, P: gl.constexpr, there=None):
-    """`wait_full` for consumers."""
+    """Wait, as a consumer, until the tile in the turn's slot has arrived; there: as in `wait_full`."""
     if is_gated(P):
         await_at(ring.full_at + turn.stage * 8, turn.phase, there)
     else:
@@ -155,7 +155,7 @@ def wait_tile(ring, turn, P: gl.constexpr, there=None):
 
 @gluon.jit
 def release_tile(ring, turn, P: gl.constexpr):
-    """`release` of a slot by a consumer."""
+    """Release the turn's slot as a consumer; its products and reads must be done."""
     if is_gated(P):
         arrive_at(ring.empty_at + turn.stage * 8)
     else:
@@ -164,13 +164,13 @@ def release_tile(ring, turn, P: gl.constexpr):
 
 @gluon.jit
 def wait_empty(ring, turn):
-    """Wait until every consumer has released the slot; the first round does not wait."""
+    """Wait until every consumer has released the turn's slot; in the first round, return at once."""
     mbarrier.wait(ring.empty.index(turn.stage), turn.phase ^ 1)
 
 
 @gluon.jit
 def wait_released(ring, turn, STAGES: gl.constexpr):
-    """Wait until every consumer has released the previous slot, and so all filled slots; returns at once at first."""
+    """Wait until every consumer has released the slot before the turn's, and so all filled slots; at first, return."""
     first = turn.stage == 0
     stage = gl.where(first, STAGES - 1, turn.stage - 1)
     mbarrier.wait(ring.empty.index(stage), gl.where(first, turn.phase ^ 1, turn.phase))
@@ -178,16 +178,16 @@ def wait_released(ring, turn, STAGES: gl.constexpr):
 
 @gluon.jit
 def release(barrier):
-    """Arrive with every thread by itself; mbarrier.arrive would have the whole warpgroup meet first.
+    """Arrive at an mbarrier in every thread by itself; `mbarrier.arrive` would let the whole warpgroup meet first.
 
-    The arrival orders no reads: a thread must have used its reads of the slot before, as by a completed product.
+    The arrival orders no reads.  A thread must have used its reads of the slot before, as by a completed product.
     """
     async_copy.mbarrier_arrive(barrier, increment_count=False)
 
 
 @gluon.jit
 def tile_in(ring, turn, DIM: gl.constexpr, S: gl.constexpr, PART: gl.constexpr = 0):
-    """The slot as a matrix [TILE, DIM]; with dims in parts, part PART of it, [TILE, 64]."""
+    """Return the turn's slot as a matrix [TILE, DIM]; with dims in parts, its part PART, [TILE, 64]."""
     PARTS: gl.constexpr = dim_parts(DIM)
     if PARTS == 1:
         return ring.slots.index(turn.stage).reshape([S.TILE, DIM])
@@ -197,13 +197,13 @@ def tile_in(ring, turn, DIM: gl.constexpr, S: gl.constexpr, PART: gl.constexpr =
 
 @gluon.jit
 def words_of(ring, turn, ROWS: gl.constexpr, BYTES: gl.constexpr, dtype: gl.constexpr = gl.int32):
-    """The slot as a matrix of words, [ROWS, BYTES / word]."""
+    """Return the turn's slot as a matrix of words, [ROWS, BYTES / bytes of dtype]."""
     return as_words(ring.slots.index(turn.stage), ROWS, BYTES, dtype)
 
 
 @gluon.jit
 def as_words(slot, ROWS: gl.constexpr, BYTES: gl.constexpr, dtype: gl.constexpr = gl.int32):
-    """Shared memory as a matrix of words, [ROWS, BYTES / word]; TMA's swizzle moves units of 16 bytes of any type."""
+    """Return a slot as a matrix of words, [ROWS, BYTES / bytes of dtype]; TMA swizzles units of 16 bytes."""
     SWIZZLE: gl.constexpr = BYTES if BYTES < 128 else 128
     BITS: gl.constexpr = dtype.primitive_bitwidth
     layout: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, BITS, 2)
