@@ -2,9 +2,10 @@
 
 If blocks are too few for all programs, each program has an even share of a line of blocks instead.
 
-Blocks of one sequence follow each other, the last block, which sees the most keys, first.  KV heads of a block lie side
-by side: their keys lie in the same pages, and stay in L2 while the sequence lasts.  If the keys of all KV heads exceed
-the L2, all blocks of a few heads come before those of the next heads (Pipe.HEADS_ABREAST).
+Items are numbered by sequence, then by block and piece, then by KV head.  A sequence's last block, which sees the most
+keys, comes first.  Neighbouring items are KV heads of one block: their keys lie in the same pages, and stay in L2 while
+programs work on the sequence.  If the keys of all KV heads exceed the L2, all blocks of a few heads come before those
+of the next heads (Pipe.HEADS_ABREAST).
 """
 
 from typing import Any, NamedTuple
@@ -24,26 +25,29 @@ SEQS_PER_LOOK = gl.constexpr(32)  # sequences that the scheduling warp looks at 
 
 
 class Cursor(NamedTuple):
-    """Position up to which a program has read a list of sequences; numbers of items, and so positions, only grow."""
+    """Sequence up to which a program has read a list, and what earlier sequences have for each KV head.
+
+    A program's item numbers only grow, so it never reads earlier sequences again.
+    """
 
     seq: Any
-    blocks: Any  # before seq
-    units: Any  # pieces of cut blocks, and whole blocks, before seq
-    slots: Any  # pieces of cut blocks before seq
+    blocks: Any  # blocks of earlier sequences
+    units: Any  # items of earlier sequences: pieces of cut blocks, and whole blocks; with even shares, tiles
+    slots: Any  # states of earlier sequences: one for each piece of a cut block
 
 
 class Taken(NamedTuple):
-    """A program's positions in both lists."""
+    """A program's position in both lists or, with an even share, on the line."""
 
-    many: Any  # number of its item in the first list; in an even share, the item's first tile on the line
-    few: Any  # number of its item in the second list; in an even share, its end, exclusive
-    many_cursor: Any
+    many: Any  # number of the program's item in the first list; even share: the next item's first tile on the line
+    few: Any  # number of the program's item in the second list; even share: the share's end on the line, exclusive
+    many_cursor: Any  # Cursor
     few_cursor: Any
 
 
 @gluon.jit
 def bring_lengths(batch, P: gl.constexpr):
-    """Have the L2 fetch lengths of sequences, one for each thread, while barriers are made."""
+    """Let the L2 fetch lengths of sequences, one for each thread, while barriers are made."""
     thread = gl.arange(0, 2 * P.ROWS, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
     there = thread < batch.num_seqs
     bring_line((batch.seq_lens + thread).to(gl.int64), there)
@@ -58,7 +62,7 @@ def _add(a, b):
 
 @gluon.jit
 def _uncut(blocks, before, lists, S: gl.constexpr, P: gl.constexpr):
-    """Blocks of a sequence that stay whole; before: blocks before the sequence."""
+    """Number of a sequence's `blocks` blocks that stay whole; before: blocks of earlier sequences."""
     if S.SPLIT and not P.MIXED:
         return gl.minimum(gl.maximum(lists.uncut - before, 0), blocks)
     else:
@@ -67,7 +71,10 @@ def _uncut(blocks, before, lists, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
-    """(advanced cursor, cursor at the sequence that holds `unit`) of a list; seq is num_seqs behind the last unit."""
+    """(advanced cursor, cursor at the sequence that holds `unit`) of a list; that seq is num_seqs behind the last unit.
+
+    unit: number of an item among those of one KV head; with even shares, number of a tile.
+    """
     found = Cursor(batch.num_seqs, 0, 0, 0)
     searching = cursor.seq < batch.num_seqs
     while searching:
@@ -99,7 +106,7 @@ def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def unit_and_head(index, found, blocks, S: gl.constexpr, P: gl.constexpr):
-    """(unit, KV head) of item `index`, if all blocks of HEADS_ABREAST heads come before the next heads."""
+    """(unit, KV head) of item `index`, if all blocks of HEADS_ABREAST heads come before those of the next heads."""
     gl.static_assert(not S.SPLIT)  # a sequence must have as many units as blocks
     within = index - found.units * S.KV_HEADS
     items = blocks * P.HEADS_ABREAST
@@ -109,9 +116,10 @@ def unit_and_head(index, found, blocks, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def piece_of(found, blocks, tiles, index, slots_before, lists, S: gl.constexpr, P: gl.constexpr):
-    """(block of the sequence, KV head, first tile, end tile, pieces, block's first slot, item's slot) of item `index`.
+    """(block, KV head, first tile, end tile, pieces of the block, block's first slot, item's slot) of item `index`.
 
-    Tiles are counted from the sequence's first tile; the end is exclusive.
+    The block is numbered within its sequence.  Tiles are counted from the sequence's first tile; the end is exclusive.
+    Slots are numbers of states in scratch.  slots_before: slots of the other list.
     """
     if P.HEADS_ABREAST > 0:
         unit, kv_head = unit_and_head(index, found, blocks, S, P)
@@ -132,8 +140,9 @@ def piece_of(found, blocks, tiles, index, slots_before, lists, S: gl.constexpr, 
 def part_of_share(found, tiles, at, end, lists, S: gl.constexpr):
     """`piece_of` for tile `at` of the line, up to the end of the block or of the program's share (`end`, exclusive).
 
-    On the line each block is `tiles` long for each KV head.  From piece to piece, either the share's number or the
-    block's number on the line grows by 1, so their sum is a slot number, and a block's slots are in order.
+    On the line, each block has `tiles` tiles for each KV head.  From each piece to the next, either the share's number
+    or the block's number on the line grows by 1.  So the sum of both numbers is a slot of the piece's own, and a
+    block's slots are in order.
     """
     within = at - found.units * S.KV_HEADS
     line, tile = within // tiles, within % tiles
@@ -148,9 +157,10 @@ def part_of_share(found, tiles, at, end, lists, S: gl.constexpr):
 
 @gluon.jit
 def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexpr, P: gl.constexpr):
-    """(cursor, item `index`, next index of an even share); the item's kv_head is -1 behind the last item.
+    """(cursor, item `index`, index of the next item of an even share); the item's kv_head is -1 behind the last item.
 
-    end: of the even share, exclusive.  slots_before: slots of the other list.
+    With even shares, `index` is the item's first tile on the line, and `end` the share's end there, exclusive.
+    slots_before: slots of the other list.
     """
     cursor, found = find(batch, cursor, index // S.KV_HEADS, lists, mods, S, P)
     following = index
@@ -190,7 +200,7 @@ def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexp
 
 @gluon.jit
 def begin_lists(lists, S: gl.constexpr, P: gl.constexpr):
-    """(Taken of a program at its begin, whether its first item is of the first list)."""
+    """(Taken at a program's begin, whether the program's first item is of the first list)."""
     program = gl.program_id(0)
     many = first_of_many(program, lists)
     from_many = first_of_many(program + 1, lists) > many
@@ -204,7 +214,7 @@ def begin_lists(lists, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def ask(counters, taken, lists, P: gl.constexpr):
-    """(whether the next item is of the first list, the counter's answer); takes from the list that is behind."""
+    """(whether the next item is of the first list, the counter's answer): take an item of the list that is behind."""
     if not P.MIXED:
         return taken.many >= 0, gl.atomic_add(counters, 1, mask=lists.sharers == 0, sem="relaxed")
     behind = taken.many.to(gl.float32) * lists.few <= taken.few.to(gl.float32) * lists.many
@@ -214,7 +224,7 @@ def ask(counters, taken, lists, P: gl.constexpr):
 
 @gluon.jit
 def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr):
-    """(Taken, whether the next item is of the first list) after an answer; an ended list yields to the other."""
+    """(Taken, whether the next item is of the first list) after an answer; behind a list's end, ask the other."""
     if not P.MIXED:
         many = gl.where(lists.sharers > 0, taken.many, answer + next_many)
         return Taken(many, taken.few, taken.many_cursor, taken.few_cursor), from_many
@@ -232,7 +242,7 @@ def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr
 
 @gluon.jit
 def item_from(batch, taken, from_many, lists, mods, S: gl.constexpr, P: gl.constexpr):
-    """(Taken, the item at a program's position in one list); in an even share the position moves behind the item."""
+    """(Taken, the item at a program's position in one list); in an even share, the position moves behind the item."""
     many, many_cursor, few_cursor = taken.many, taken.many_cursor, taken.few_cursor
     if P.MIXED:
         if from_many:
@@ -251,7 +261,7 @@ def item_from(batch, taken, from_many, lists, mods, S: gl.constexpr, P: gl.const
 
 @gluon.jit
 def leave_lists(counters):
-    """The last program sets the counters to 0 for the next launch."""
+    """Count a program that has ended; the last one sets the counters to 0 for the next launch."""
     if gl.atomic_add(counters + 2, 1, sem="relaxed") == gl.num_programs(0) - 1:
         gl.store(counters, 0)
         gl.store(counters + 1, 0)

@@ -20,7 +20,7 @@ from .items import COUNTERS_PER_LAUNCH
 
 @gluon.jit
 def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Store the state of a piece in scratch; piece: its number within the item."""
+    """Store a consumer's state of a piece, acc [R, VALUE_PADDED], in scratch; piece: its number within the item."""
     LAYOUT: gl.constexpr = state.acc.type.layout
     BEGIN: gl.constexpr = NUMBER * rows_of_consumer(P)
     first_row = item.row + piece * P.SKIP + BEGIN
@@ -34,17 +34,18 @@ def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexp
 
 @gluon.jit
 def load_state(parts, row, values, valid, inside, ahead, DIM: gl.constexpr):
-    """(maxima, sums, accumulators) of the state `ahead` rows further on."""
+    """(maxima [R], sums [R], accumulators [R, D]) of the state `ahead` scratch rows behind rows `row` [R]."""
     row_max = gl.load(parts.max + row + ahead, valid, float("-inf"))
     return row_max, gl.load(parts.sum + row + ahead, valid, 0.0), gl.load(values + ahead * DIM, inside, 0.0)
 
 
 @gluon.jit
 def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.constexpr):
-    """`merge.join` with one maximum and one address for all states that are loaded together: a third of the code.
+    """Join states as `merge.join`, with one maximum and one address for CHUNK states: a third of the machine code.
 
-    Small decodes wait for machine code at their end, too.  Accumulators of states that saw nothing get the weight 0, so
-    they must have been stored.  They hold no 0 * NaN: rows are heads of one token, and see the same keys.
+    Small decodes wait for machine code at their end, too.  The accumulator of a state that saw no key gets the weight
+    0, so it must have been stored, and without NaN.  It has none, because all rows are heads of one token: either all
+    of them see a key, or none does.
     """
     inside = gl.expand_dims(valid, 1) & gl.expand_dims(dim < S.VALUE_PADDED, 0)
     values = parts.acc + gl.expand_dims(at * S.VALUE_PADDED, 1) + gl.expand_dims(dim, 0)
@@ -53,7 +54,7 @@ def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.const
     for first in range(0, pieces.count, CHUNK):
         there = first < pieces.count
         loaded = (load_state(parts, at, values, valid & there, inside & there, 0, S.VALUE_PADDED),)
-        before = gl.where(first == 0, pieces.skip - pieces.stride, 0)  # the second state may be nearer than others
+        before = gl.where(first == 0, pieces.skip - pieces.stride, 0)  # the second state may be nearer than later ones
         at += before
         values += before * S.VALUE_PADDED
         for i in gl.static_range(1, CHUNK):
@@ -76,20 +77,20 @@ def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.const
 
 
 class Pieces(NamedTuple):
-    """States in scratch that are to be joined, in order."""
+    """States in scratch that are to be joined, in order.  Rows are rows of scratch."""
 
     row: Any  # first row of the first state
     skip: Any  # rows from the first state to the second
-    stride: Any  # rows between later states
-    count: Any  # states
+    stride: Any  # rows from each later state to the next
+    count: Any  # number of states
 
 
 @gluon.jit
 def join_states(out, results, block, pieces, token, count, whole, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Join pieces of `count` rows, at most ROWS, of a block that begins with `token`.
+    """Join pieces of `count` query rows, at most ROWS, of a block whose first query is `token` of the batch.
 
-    whole: store results; otherwise the joined state replaces the first.  Waiting for memory takes most of the time, so
-    a thread loads many elements at once, of several rows and pieces.
+    whole: store results; otherwise the joined state replaces the first state.  Waiting for memory takes most of the
+    time, so a thread loads many elements at once, of several rows and pieces.
     """
     WARPS: gl.constexpr = P.ROWS // 16
     LIVE: gl.constexpr = S.LIVE if S.LIVE < ROWS else ROWS
@@ -120,7 +121,7 @@ def join_states(out, results, block, pieces, token, count, whole, ROWS: gl.const
 def replace_first(parts, at, valid, dim, state, last, S: gl.constexpr):
     """Store some dims of a joined state over the first state; last: these are the last dims.
 
-    Maxima and sums are stored with the last dims, because they are read before.
+    Maxima and sums are stored with the last dims, because joining each group of dims reads them.
     """
     gl.store(
         parts.acc + gl.expand_dims(at * S.VALUE_PADDED, 1) + gl.expand_dims(dim, 0), state.acc, gl.expand_dims(valid, 1)
@@ -132,9 +133,10 @@ def replace_first(parts, at, valid, dim, state, last, S: gl.constexpr):
 
 @triton.constexpr_function
 def joins_in_place(S, P):
-    """Whether the last program joins the other pieces with its own in registers, and stores all rows at once.
+    """Whether a block's last program joins the other pieces with its own piece in registers, and stores all rows at
+    once.
 
-    Two pieces take half the time of `join_states`, for one is in registers already.  These use `join_states`:
+    Two pieces take half the time of `join_states`, because one is in registers already.  These use `join_states`:
 
     - Even shares, whose blocks may have many pieces.  `join_states` loads more of them at a time.
     - Rows of more than 128 dims, which would spill.
@@ -147,9 +149,9 @@ def joins_in_place(S, P):
 
 @gluon.jit
 def in_fours(acc, ROWS: gl.constexpr, DIM: gl.constexpr):
-    """Results [ROWS, DIM] as [DIM / 16, ROWS, 16], an order of memory in which a thread has four neighbours.
+    """Return results acc [ROWS, DIM] as [DIM / 16, ROWS, 16], where each thread has four neighbouring elements.
 
-    A warp stores whole lines.
+    A warp stores whole lines of memory in that order.
     """
     x = acc.reshape([ROWS, DIM // 16, 2, 4, 2]).permute((1, 0, 3, 2, 4)).reshape([DIM // 16, ROWS, 16])
     return gl.convert_layout(x, fours_layout(DIM, ROWS), assert_trivial=True)
@@ -157,7 +159,7 @@ def in_fours(acc, ROWS: gl.constexpr, DIM: gl.constexpr):
 
 @gluon.jit
 def from_fours(x, LAYOUT: gl.constexpr, ROWS: gl.constexpr, DIM: gl.constexpr):
-    """Inverse of `in_fours`: results [ROWS, DIM]."""
+    """Return results [ROWS, DIM] from x [DIM / 16, ROWS, 16], the inverse of `in_fours`."""
     x = x.reshape([DIM // 16, ROWS, 4, 2, 2]).permute((1, 0, 3, 2, 4)).reshape([ROWS, DIM])
     return gl.convert_layout(x, LAYOUT, assert_trivial=True)
 
@@ -209,7 +211,7 @@ def join_in_place(parts, item, first_row, row, valid, state, S: gl.constexpr, P:
 
 @gluon.jit
 def told_in(scratch, slots, S: gl.constexpr):
-    """Address of the counters of states kept in scratch or, with a merge launch, of the cuts that it reads."""
+    """Address of the counters of programs that have stored states; with a merge launch, of the cuts that it reads."""
     if S.MERGE > 0:
         return scratch.counters + COUNTERS_PER_LAUNCH
     else:
@@ -218,8 +220,8 @@ def told_in(scratch, slots, S: gl.constexpr):
 
 @gluon.jit
 def is_last(counter, holders):
-    """Count a program that has stored its states; return whether all `holders` have stored theirs now."""
-    thread_barrier()  # every thread's rows are written before one of them tells
+    """Count a program that has stored its states; return whether all `holders` programs have stored theirs now."""
+    thread_barrier()  # one thread counts, after the stores of all threads
     last = gl.atomic_add(counter, 1, sem="acq_rel") == holders - 1
     if last:
         gl.store(counter, 0)  # for the next launch
@@ -228,7 +230,7 @@ def is_last(counter, holders):
 
 @gluon.jit
 def counter_of(results, item, NUMBER: gl.constexpr, P: gl.constexpr):
-    """Address of the counter of a consumer's rows of a block."""
+    """Address of the counter for consumer NUMBER's rows of an item's block."""
     return results.told + item.counter * P.CONSUMERS + NUMBER
 
 
@@ -236,7 +238,10 @@ def counter_of(results, item, NUMBER: gl.constexpr, P: gl.constexpr):
 def join_if_last(
     out, results, item, token, count, ROWS: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """Count a program that has stored its states of a block; the last program joins all and stores the results."""
+    """Count a program that has stored its states of a block; the last program joins all states and stores results.
+
+    token: the block's first query in the batch.  count: query rows of the consumer, at most ROWS.
+    """
     if S.LIVE < P.ROWS:
         count = gl.minimum(count, S.LIVE)
     if P.GROUPED == 0:
@@ -254,7 +259,7 @@ def join_if_last(
 def join_block(
     out, results, item, token, count, ROWS: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """`join_if_last`, joining all pieces at once."""
+    """Do `join_if_last` for all pieces of a block at once."""
     if is_last(counter_of(results, item, NUMBER, P), item.holders):
         pieces = Pieces(item.first_row + NUMBER * P.ROWS, P.SKIP, P.STRIDE, item.pieces)
         join_states(out, results, item.block, pieces, token, count, True, ROWS, S, P)
@@ -262,16 +267,17 @@ def join_block(
 
 @gluon.jit
 def group_size(pieces, P: gl.constexpr):
-    """Pieces of a group, about as many as there are groups; all pieces if there are at most P.GROUPED."""
+    """Number of pieces of a group, about the number of groups; all pieces if there are at most P.GROUPED."""
     size = gl.where(pieces > 128, 16, gl.where(pieces > 32, 8, 4))
     return gl.where(pieces > P.GROUPED, size, pieces)
 
 
 @gluon.jit
 def join_groups(out, results, item, token, count, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """`join_if_last` in groups: a group's last program joins the group, and the last of these programs all groups.
+    """Do `join_if_last` in groups: a group's last program joins the group, and the last of these programs all groups.
 
-    One program alone would take too long.  A group's state replaces that of its first piece, whose slot has a counter.
+    One program alone would take too long.  A group's state replaces that of its first piece, whose slot has a counter
+    for the group.
     """
     gl.static_assert(P.SHARES and P.CONSUMERS == 1 and S.PIECE is None and P.STRIDE == 2 * P.SKIP)
     size = group_size(item.pieces, P)

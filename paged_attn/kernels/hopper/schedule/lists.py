@@ -1,8 +1,8 @@
-"""Lists of items: their number, for long and for short queries, and the size of a piece.
+"""Lists of items: their numbers, for long and for short queries, and the size of a piece.
 
 Long queries keep the tensor cores busy, and short queries keep memory busy.  So each kind may have a list of its own,
-and programs work through both lists at the same rate.  Blocks that are too few for all programs form one line instead,
-of which each program has an even share.
+and programs work through both lists at the same rate.  Blocks that are too few for all programs form a line instead,
+and each program has an even share of the line.
 """
 
 from typing import Any, NamedTuple
@@ -20,23 +20,23 @@ PIECES_PER_PROGRAM = gl.constexpr(pieces.PIECES_PER_PROGRAM)
 
 
 class Lists(NamedTuple):
-    """Number of items of both lists, and sizes of pieces."""
+    """Numbers of items of both lists, and sizes of pieces."""
 
-    many: Any  # items of the first list; with one list not counted, and larger than any number of items
-    few: Any  # items of the second list
-    slots: Any  # states that the first list may use
-    size: Any  # tiles of a piece, approximately
-    few_size: Any  # tiles of a piece of few rows, approximately; smaller, since states of few rows are small
-    uncut: Any  # blocks of a KV head that stay whole, before those that are cut; 0 with two lists
-    sharers: Any  # programs with an even share of all tiles, which use no counter; 0: programs use the counter
-    total: Any  # tiles of all KV heads, with sharers
+    many: Any  # number of items of the first list; with one list, a number larger than any number of items
+    few: Any  # number of items of the second list
+    slots: Any  # number of states that the first list may store in scratch
+    size: Any  # tiles of a piece of the first list, approximately
+    few_size: Any  # tiles of a piece of the second list, approximately; smaller, since states of few rows are small
+    uncut: Any  # number of a KV head's blocks that stay whole; later blocks are cut; 0 with two lists
+    sharers: Any  # number of programs that have an even share of all tiles; 0: programs take items from the counter
+    total: Any  # tiles of all blocks and KV heads, if there are sharers
 
 
 @gluon.jit
 def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
-    """Batch of the sequences with more than 64 rows (MANY), or of the others; never used to find pages.
+    """Return the Batch of the sequences with more than 64 rows for a KV head (MANY), or of the others.
 
-    Page starts are a placeholder, because Triton 3.6 returns no record with a None.
+    Page starts are a placeholder, because Triton 3.6 returns no record with a None.  So nothing may look for pages.
     """
     FEW: gl.constexpr = 64 // S.GROUP
     shortest = gl.maximum(batch.shortest, FEW + 1) if MANY else batch.shortest
@@ -58,7 +58,10 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def count_pieces(tiles, size, S: gl.constexpr):
-    """Pieces of a block, of about `size` tiles each, rounded: a short last piece would cost a join, too."""
+    """Number of pieces of a block of `tiles` tiles, about `size` tiles each.
+
+    The number is rounded to the nearest, because a short last piece would cost a join, too.
+    """
     if S.SPLIT:
         return gl.maximum((2 * tiles + size) // (2 * size), 1)
     else:
@@ -67,7 +70,7 @@ def count_pieces(tiles, size, S: gl.constexpr):
 
 @gluon.jit
 def count_items(batch, lane, size, mods, S: gl.constexpr):
-    """(items, states of cut blocks) of all sequences and KV heads of a batch."""
+    """(number of items, number of states of cut blocks) of all sequences and KV heads of a batch."""
     items = 0
     slots = 0
     for first in range(0, batch.num_seqs, S.SCAN):
@@ -81,9 +84,9 @@ def count_items(batch, lane, size, mods, S: gl.constexpr):
 
 @gluon.jit
 def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
-    """Count the items of all sequences; lane: [SCAN] numbers of sequences that are read together.
+    """Return the Lists of a batch; lane [SCAN]: 0 ... SCAN - 1, for sequences that are read together.
 
-    A piece of few rows has so many tiles that every program gets a few pieces, and at least batch.least.
+    A piece of few rows has at least batch.least tiles, and so many that every program gets a few pieces.
     """
     size, few_size = 1 << 30, 1 << 30
     none = batch.num_seqs * 0
@@ -106,8 +109,8 @@ def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
 def known_same(lists):
     """Return the lists that one warp made, with values that ptxas knows to be equal in all lanes.
 
-    Otherwise ptxas sees branches on them as divergent, and with them the code of all partitions.  Code would then use
-    no uniform registers, and send each box in a loop.
+    Otherwise ptxas takes branches on these values, and the code of all partitions with them, for divergent.  That code
+    would use no uniform registers, and start each box in a loop.
     """
     return Lists(
         same(lists.many), same(lists.few), same(lists.slots), same(lists.size), same(lists.few_size),
@@ -117,7 +120,7 @@ def known_same(lists):
 
 @gluon.jit
 def of_few(lists):
-    """The lists with the size of pieces of few rows."""
+    """Return the lists with the piece size of the second list in place of the first list's."""
     return Lists(
         lists.many, lists.few, lists.slots, lists.few_size, lists.few_size, lists.uncut, lists.sharers, lists.total
     )
@@ -125,26 +128,26 @@ def of_few(lists):
 
 @triton.constexpr_function
 def may_share(S, P):
-    """Whether programs may get even shares of all tiles, at run time."""
+    """Whether programs may get even shares of all tiles, which is decided at run time."""
     return S.SPLIT and not P.MIXED
 
 
 @gluon.jit
 def share_begin(number, lists):
-    """First tile of even share `number`, on the line."""
+    """First tile, on the line, of even share `number`."""
     return number * lists.total // lists.sharers
 
 
 @gluon.jit
 def share_with(tile, lists):
-    """Number of the even share that holds a tile of the line."""
+    """Number of the even share that holds tile `tile` of the line."""
     return ((tile + 1) * lists.sharers - 1) // lists.total
 
 
 @gluon.jit
 def first_of_many(program, lists):
-    """Programs before `program` that begin with the first list; both lists begin in proportion to their items.
+    """Number of programs before `program` that begin with the first list, in proportion to the items of both lists.
 
-    Whole numbers are exact: the result grows by at most 1 from program to program, so every item has a program.
+    Integers are exact: the result grows by at most 1 from program to program, so every item has a program.
     """
     return program - gl.cdiv(program * lists.few, gl.maximum(lists.many + lists.few, 1))

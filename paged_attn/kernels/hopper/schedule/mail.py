@@ -1,4 +1,4 @@
-"""Broadcast of the tile scheduler: one warp writes items into two letters in shared memory, in turn."""
+"""Broadcast of the tile scheduler: one warp writes items into two letters in shared memory, alternately."""
 
 from ...common.records import Block
 from ..args import Item, Mail, is_shared
@@ -7,12 +7,12 @@ from ..loading.gates import MAIL, gate
 from ..loading.ring import make_barriers
 from ..shim import gl, gluon, mbarrier
 
-FIELDS = gl.constexpr(16)  # of a letter: 13, rounded up to a power of two
+FIELDS = gl.constexpr(16)  # int32 fields of a letter: 13, rounded up to a power of two
 
 
 @gluon.jit
 def make_mail(gates, P: gl.constexpr):
-    """Make two empty letters, which every partition reads except the writing warp's."""
+    """Make two empty letters, which every warp partition reads except that of the writing warp."""
     letters = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     if is_shared(P) or P.BESIDE:
         full, full_at = gate(gates, MAIL, P)
@@ -25,7 +25,7 @@ def make_mail(gates, P: gl.constexpr):
 
 @gluon.jit
 def no_item(like):
-    """The item behind the last one: its kv_head is -1."""
+    """Return the item behind the last one, whose kv_head is -1; like: a scalar whose type kv_head gets."""
     return Item(Block(0, 0, 0, 0, 0, like * 0 - 1), 0, 0, 1, 1, 1, 0, 0, 0)
 
 
@@ -64,7 +64,10 @@ def publish(mail, number, item):
 
 @gluon.jit
 def read(mail, number, WARPS: gl.constexpr, BY_WARP: gl.constexpr = False):
-    """Wait for item `number`, and return it.  Each warp reads it by itself if BY_WARP, or with 8 warps or more."""
+    """Wait for item `number`, and return the item.
+
+    WARPS: warps of the reading partition.  Each warp reads by itself if BY_WARP, or if there are 8 warps or more.
+    """
     at = number & 1
     if WARPS >= 8 or BY_WARP:
         await_at(mail.full_at + at * 8, (number >> 1) & 1)

@@ -1,6 +1,6 @@
-"""Walk along the line of units: the piece of a block at each place of a share, and the share of a program.
+"""Walk along the line of units (tiles): the item at each position of a share, and the share of a program.
 
-Where windows differ by head, `common/head_programs.py` finds the share, by the warps of a consumer or by a loader warp.
+If windows differ by head, `common/head_programs.py` finds the share, in the warps of a consumer or in a loader warp.
 """
 
 from typing import Any, NamedTuple
@@ -17,18 +17,18 @@ from .items import bring_lengths
 
 
 class Walk(NamedTuple):
-    """Position of a loader or consumer on the line of units of a KV head."""
+    """Position of a loader or consumer on a KV head's line of units."""
 
-    unit: Any
-    seq: Any
-    before: Any  # units before seq
+    unit: Any  # number of the unit
+    seq: Any  # sequence that holds the unit, or an earlier one
+    before: Any  # number of units of the sequences before seq
     kv_head: Any
-    ahead: Any = None  # programs of the KV heads before kv_head, with Shape.BY_HEAD
+    ahead: Any = None  # with Shape.BY_HEAD: number of programs of the KV heads before kv_head
 
 
 @gluon.jit
 def item_at(batch, share, walk, blocks, tiles, mods, S: gl.constexpr, P: gl.constexpr):
-    """(item, its units) at a unit of a sequence of `blocks` blocks of `tiles` tiles each.
+    """(item that begins at walk.unit, number of its units); walk.seq has `blocks` blocks of `tiles` units each.
 
     Shares of latent rows may have several blocks.  Then blocks with many and with few keys alternate, so that all
     shares have about equally much work.
@@ -43,7 +43,10 @@ def item_at(batch, share, walk, blocks, tiles, mods, S: gl.constexpr, P: gl.cons
 
 @gluon.jit
 def piece_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
-    """`item_at` without fixed pieces: the share's part of a block is one piece."""
+    """Do `item_at` without fixed pieces: the share's part of a block is one piece.
+
+    blocks: number of the sequence's blocks, if those with many and with few keys alternate; otherwise None.
+    """
     tile = walk.unit - walk.before
     number = 0
     if batch.query_starts is not None:  # sequences may have several blocks
@@ -69,9 +72,9 @@ def piece_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
 
 @gluon.jit
 def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
-    """`item_at` with pieces of a fixed size: a share has the pieces that begin in it, maybe none.
+    """Do `item_at` with pieces of a fixed size: a share has the pieces that begin in the share, maybe none.
 
-    The item's `pieces` is 1 if the share has the whole block.
+    The item's `pieces` is 1 if the share has all pieces of the block.
     """
     PIECE: gl.constexpr = S.PIECE // S.TILE
     block = block_of(batch, walk.seq, (walk.unit - walk.before) // tiles, walk.kv_head, S)
@@ -100,10 +103,10 @@ def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
 
 @gluon.jit
 def holders_of(share, first_share, second, pieces, PIECE: gl.constexpr):
-    """Number of shares in which pieces of a block begin; second: the unit at which the second piece begins.
+    """Number of shares in which pieces of a block begin; second: the unit at which the block's second piece begins.
 
-    With shares of PIECE units or more, a piece begins in every share of the block.  In smaller shares at most one piece
-    begins, except in the first share, where the block may begin shortly before its second piece.
+    With shares of PIECE units or more, a piece begins in every share of the block.  In each smaller share, at most one
+    piece begins.  The block's first share may have two: the block may begin shortly before its second piece.
     """
     if pieces == 1:
         holders = pieces
@@ -114,12 +117,13 @@ def holders_of(share, first_share, second, pieces, PIECE: gl.constexpr):
     return holders
 
 
-MAX_UNITS_OF_A_WARP = gl.constexpr(128)  # heads x sequences at a time: few for each thread, and little machine code
+# Most KV heads x sequences that a warp reads together: few for each thread, and little machine code.
+MAX_UNITS_OF_A_WARP = gl.constexpr(128)
 
 
 @gluon.jit
 def bring_heads(batch, mods, S: gl.constexpr, P: gl.constexpr):
-    """Have the L2 fetch the lengths and windows that `share_of_heads` reads, while barriers are made."""
+    """Let the L2 fetch the lengths and windows that `share_of_heads` reads, while barriers are made."""
     bring_lengths(batch, P)
     head = gl.arange(0, 2 * P.ROWS, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
     stride = 2 if mods.head_windows_stride is None else mods.head_windows_stride
@@ -128,7 +132,7 @@ def bring_heads(batch, mods, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def share_of_heads(batch, mods, WARPS: gl.constexpr, S: gl.constexpr):
-    """`share_by_work`, computed by each warp by itself."""
+    """Return `head_programs.share_by_work` of this program, computed by each of WARPS warps by itself."""
     HEADS: gl.constexpr = heads_at_once(S.KV_HEADS)
     SEQS: gl.constexpr = seqs_at_once(HEADS, S.SCAN, MAX_UNITS_OF_A_WARP)
     LAYOUT: gl.constexpr = heads_layout(HEADS, SEQS, WARPS)
