@@ -1,8 +1,8 @@
 """The online softmax of query rows that are columns of products; the keys of a column lie in all warps.
 
-A maximum over keys and the weights made with it would pass through shared memory: seven barriers for each tile.  So
-weights use the maximum so far, and are made again where a weight is too large: two barriers for each tile.  The first
-one tells all warps that the weights are written, and whether a weight is too large.
+With a new maximum over each tile's keys, maxima and weights would pass through shared memory: seven barriers a tile.
+So weights use the maximum so far, and are made again where a weight is too large: two barriers a tile.  Behind the
+first barrier, all weights are written, and all warps know whether a weight is too large.
 """
 
 from ...common.blocking import end_in, gap_before
@@ -23,7 +23,7 @@ MIN_FLOAT32 = gl.constexpr(-3.4028234e38)  # the smallest finite float32
 
 @gluon.jit
 def make_flags(P: gl.constexpr):
-    """Allocate flags, int32 [lane, warp]; all lanes of a warp write the same."""
+    """Allocate flags, int32 [lane, warp]; all lanes of a warp write equal flags."""
     return gl.allocate_shared_memory(gl.int32, [32, P.ROWS // 16], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
@@ -36,7 +36,7 @@ def make_flags_of_each(P: gl.constexpr):
 
 @gluon.jit
 def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
-    """(scores [N, TILE] after modifiers and masks, their factor in the exponent, base 2)."""
+    """(scores [N, TILE] after modifiers and masks, factor by which scores become exponents of 2)."""
     unit = scale * LOG2E
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     if S.SCALE_FIRST:
@@ -49,7 +49,7 @@ def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
 
 @gluon.jit
 def exp2_columns(scores, unit, base, S: gl.constexpr):
-    """2^(scores [N, TILE] * unit - base [N]); unit is a scalar or [N]."""
+    """Return 2^(scores [N, TILE] * unit - base [N]); unit is a scalar or [N]."""
     BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
     factor = gl.expand_dims(unit, 1) if BY_ROW else unit
     return exp2_below(scores, factor, gl.expand_dims(base, 1), S)
@@ -59,7 +59,7 @@ def exp2_columns(scores, unit, base, S: gl.constexpr):
 def raise_columns(scores, unit, row_max, over, S: gl.constexpr):
     """(weights [N, TILE], decay [N], maximum [N]); a maximum rises by more than the slack, or not at all.
 
-    over [N]: rows whose maximum may rise.
+    over [N]: whether a row's maximum may rise.  decay: factor of the row's earlier results and sums.
     """
     top = gl.where(over, gl.max(scores, axis=1) * unit, row_max)
     top = gl.where(top > row_max + SLACK, top, row_max)
@@ -69,13 +69,13 @@ def raise_columns(scores, unit, row_max, over, S: gl.constexpr):
 
 @gluon.jit
 def scale_columns(acc, factor):
-    """Results [DIM, N], each column times its factor [N]."""
+    """Return results [DIM, N], each column times its factor [N]."""
     return acc * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(0, acc.type.layout)), 0)
 
 
 @gluon.jit
 def scale_results(acc, factor, S: gl.constexpr):
-    """`scale_columns` of results; latents: of a tuple of results, each with some of the dims."""
+    """Do `scale_columns` for results; latents: for each of a tuple of results, which have some of the dims each."""
     if S.REST is None:
         return scale_columns(acc, factor)
     else:
@@ -87,14 +87,14 @@ def scale_results(acc, factor, S: gl.constexpr):
 
 @gluon.jit
 def by_lane(x, S: gl.constexpr, P: gl.constexpr):
-    """Sums [N, warps, 8 lanes] over a thread's registers, of a transposed product x [N, TILE]."""
+    """Return sums [N, warps, 8 lanes] over the registers of each thread, of a transposed product x [N, TILE]."""
     x = x.reshape([P.COLUMNS, S.TILE // P.ROWS, P.ROWS // 16, 2, 8])
     return gl.sum(gl.sum(x, axis=3), axis=1)
 
 
 @gluon.jit
 def beside_lanes(x, like):
-    """x [N] as [N, 1, 1], in the layout of `like` [N, warps, 8]."""
+    """Return x [N] as [N, 1, 1] in the layout of `like` [N, warps, 8]."""
     L: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, like.type.layout))
     return gl.expand_dims(gl.expand_dims(gl.convert_layout(x, L), 1), 2)
 
@@ -115,7 +115,7 @@ def sums_together(state, sums):
 
 @gluon.jit
 def raise_flags(flags, sums, count, P: gl.constexpr):
-    """Write whether the warp has sums beyond the limit, among the first `count` rows, which alone have queries."""
+    """Write whether this warp has sums beyond the limit; only the first `count` rows have queries, and count."""
     row = gl.arange(0, P.COLUMNS, layout=gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout)))
     sums = gl.where(gl.expand_dims(gl.expand_dims(row < count, 1), 2), sums, 0.0)
     WARPS: gl.constexpr = P.ROWS // 16
@@ -125,7 +125,7 @@ def raise_flags(flags, sums, count, P: gl.constexpr):
 
 @gluon.jit
 def any_flag(flags, P: gl.constexpr):
-    """Return whether a warp has raised its flag, read from each warp's first lane."""
+    """Return 1 if any warp has raised its flag, else 0; read from each warp's first lane."""
     WARPS: gl.constexpr = P.ROWS // 16
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, WARPS], [32, 1], [WARPS, 1], [1, 0])
     return gl.max(gl.max(flags.slice(0, 1, dim=0).load(LAYOUT), axis=1), axis=0)
@@ -133,11 +133,12 @@ def any_flag(flags, P: gl.constexpr):
 
 @gluon.jit
 def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.constexpr, P: gl.constexpr):
-    """(state, sums) after a tile's weights are written to `room`; the first `count` rows have queries.
+    """(state, sums) after a tile's weights are written to `room`, shared memory [N, TILE].
 
-    Weights use the maxima so far, unless a sum exceeds the limit.  first: an item's first tile always gets new maxima,
-    because most rows have none.  A row without a maximum has infinite weights, beyond the limit.  Rows within the limit
-    keep their maxima, and so their bits, whatever rows share their block.
+    Weights use the maxima so far, unless a sum exceeds the limit.  An item's first tile (`first`) always gets new
+    maxima, because most rows have none.  Only the first `count` rows have queries.  A row without a maximum has
+    infinite weights, beyond the limit.  Rows within the limit keep their maxima, and so their bits, whatever rows share
+    their block.
     """
     acc, row_max, row_sum = state.acc, state.max, state.sum
     ROWS: gl.constexpr = row_max.type.layout

@@ -2,9 +2,9 @@
 
 A product has at least 64 rows, but any multiple of 8 columns.  Few queries as columns take a fraction of the time of 64
 rows, nearly all of which would be empty.  Scores [N, TILE] and results [N, DIM] are transposed views of products, so
-that masks and modifiers work as for rows.
+masks and modifiers work as for rows.  N is COLUMNS.
 
-16-bit keys and values are multiplied from shared memory.  x-packed tiles pass through registers.  fp8 tiles do so, too,
+wgmma reads 16-bit keys and values from shared memory.  x-packed tiles pass through registers.  fp8 tiles do so, too,
 and are widened to float16 on the way.
 """
 
@@ -29,12 +29,15 @@ from .epilogue import store
 from .latent_columns import attend_latent
 from .tile_scores import clear_dead, leave, multiply_keys_by_columns, score_scale, value_scale
 
-MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # with more, registers cannot hold the next keys or values
+MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # with more columns, registers cannot hold the next keys or values
 
 
 @triton.constexpr_function
 def is_early(S, P):
-    """Whether the next keys or values are loaded into registers while a product runs; registers must hold both."""
+    """Whether the next keys or values are loaded into registers while a product runs.
+
+    True for fp8 and x-packed tiles, if registers hold the running product's operand and the next one.
+    """
     return (
         S.DIM + S.VALUE_PADDED <= 256 if P.PACKED else P.FP8 > 0 and S.REST is None
     ) and MAX_COLUMNS_BESIDE_NEXT_TILE.value >= P.COLUMNS
@@ -42,13 +45,17 @@ def is_early(S, P):
 
 @triton.constexpr_function
 def is_made_anew(S):
-    """Whether addresses of operands are computed for each tile; with wide heads they would be spilled otherwise."""
+    """Whether addresses of operands are computed anew for each tile; with wide heads, they would spill otherwise."""
     return S.DIM > 256 or S.VALUE_PADDED > 256
 
 
 @triton.constexpr_function
 def is_turned(S, P):
-    """Whether results are transposed in shared memory before stores; wide heads have room for up to 8 columns."""
+    """Whether even shares transpose results in shared memory before they store them.
+
+    True for up to 8 columns.  More columns find no memory for that beside blocks, beyond 256 value dims, or with two
+    consumers.
+    """
     return P.SHARES and (P.COLUMNS <= 8 or not (P.BESIDE or S.VALUE_PADDED > 256 or P.CONSUMERS > 1))
 
 
@@ -56,11 +63,10 @@ def is_turned(S, P):
 def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Allocate shared memory for the weights of a tile, a right operand [N, TILE].
 
-    Two warpgroups (`is_shared`) need none, because their weights lie in the query slots, behind the few rows
-    (`weights_room`).
+    Two warpgroups (`is_shared`) need none: their weights lie in the query slots, behind the few rows (`weights_room`).
 
-    With `is_early` there are two.  The next keys are loaded between a product and its end, and Triton's barrier comes
-    before that load.  One warp's next weights must not overwrite weights that another warp's product still reads.
+    With `is_early`, two tiles' weights alternate.  The next keys are loaded while a product runs, and Triton's barrier
+    comes before that load.  One warp's next weights must not overwrite weights that another warp's product still reads.
     """
     SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
     if is_early(S, P):
@@ -77,7 +83,7 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
 
 @gluon.jit
 def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
-    """Shared memory of the weights [N, TILE] of an item's tile i; done: blocks before the item."""
+    """Return the shared memory for weights [N, TILE] of an item's tile i; done: number of blocks before the item."""
     if is_shared(P):
         gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
         return rows_in(rings.queries, done, 0, S, P).parts[0].slice(64, P.COLUMNS, dim=0)
@@ -89,9 +95,10 @@ def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
-    """fp8 keys as a left operand [TILE, DIM] in float16, with dims in the order of `queries.scatter`.
+    """Return fp8 keys as a left operand [TILE, DIM] in float16, with dims in the order of `queries.scatter`.
 
-    The order leaves a thread 16 neighbouring dims of a key; a left operand fragment has pairs that are far apart.
+    In that order, a thread's fragment of the left operand is 16 neighbouring dims of a key.  Otherwise, the fragment
+    would be pairs of dims that are far apart.
     """
     LAYOUT: gl.constexpr = key_words_layout(S.TILE, S.DIM // 4)
     if P.PACKED:
@@ -99,17 +106,17 @@ def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
     else:
         words = words_of(keys, turn, S.TILE, S.DIM).load(LAYOUT)
     x0, x1, x2, x3 = widen_bytes_apart(words, P.FP8)
-    x = gl.join(gl.join(x0, x1), gl.join(x2, x3))  # [TILE, word, b, h]
+    x = gl.join(gl.join(x0, x1), gl.join(x2, x3))  # [TILE, word, b, h]: byte 2 h + b
     x = x.reshape([S.TILE, S.DIM // 64, 4, 4, 2, 2]).permute((0, 1, 3, 5, 2, 4)).reshape([S.TILE, S.DIM])
     return gl.convert_layout(x, operand_layout(P.COLUMNS, False), assert_trivial=True)
 
 
 @gluon.jit
 def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """fp8 values as a left operand [DIM, TILE] in float16, zero outside the keys [lo, end); see `gather_columns`.
+    """Return fp8 values as a left operand [DIM, TILE] in float16, zero outside the keys [lo, end).
 
-    Dims are permuted: a thread has four neighbouring dims of a key (two with 64 dims), where a left operand fragment
-    has dims eight apart.
+    Dims are permuted, and `gather_columns` brings the results' dims in order.  A thread's fragment of the left operand
+    is four neighbouring dims of a key (two with 64 dims).  Otherwise, its dims would be eight apart.
     """
     HALVES: gl.constexpr = S.VALUE_PADDED == 64  # a product has at least 64 rows, two for each thread
     dtype: gl.constexpr = gl.int16 if HALVES else gl.int32
@@ -127,7 +134,7 @@ def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr
         x = x.permute((1, 4, 2, 0, 3))
     else:
         z = widen_pairs_apart(even, odd, P.FP8)  # four dims x two keys
-        lower = gl.join(gl.join(z[0], z[1]), gl.join(z[2], z[3]))  # [pair of keys, word, b, h]
+        lower = gl.join(gl.join(z[0], z[1]), gl.join(z[2], z[3]))  # [pair of keys, word, key of the pair, dim]
         upper = gl.join(gl.join(z[4], z[5]), gl.join(z[6], z[7]))
         x = gl.join(lower, upper).reshape([S.TILE // 2, S.VALUE_PADDED // 128, 4, 8, 2, 2, 2])
         x = x.permute((1, 6, 2, 5, 3, 0, 4))
@@ -136,7 +143,7 @@ def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr
 
 @gluon.jit
 def gather_columns(acc, S: gl.constexpr, P: gl.constexpr):
-    """Results [DIM, N] of `widened_values` with dims in order again; moves nothing between threads."""
+    """Return results acc [DIM, N] of `widened_values` with dims in order; nothing moves between threads."""
     if S.VALUE_PADDED == 64:
         x = acc.reshape([4, 2, 8, P.COLUMNS]).permute((0, 2, 1, 3))
     else:
@@ -146,7 +153,7 @@ def gather_columns(acc, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
-    """Wait for the next tile's keys, and return them as a left operand [TILE, DIM]; there: as in `ring.wait_full`."""
+    """Wait for the next tile's keys; return a left operand [TILE, DIM].  there: as in `ring.wait_full`."""
     wait_tile(keys, turn, P, there)
     if keys.slots.dtype.primitive_bitwidth == 8:
         return widened_keys(keys, turn, S, P)
@@ -158,7 +165,7 @@ def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl.constexpr):
-    """Wait for the next tile's values, and return them as a left operand [DIM, TILE], zero outside keys [lo, end)."""
+    """Wait for the next tile's values; return a left operand [DIM, TILE], zero outside the keys [lo, end)."""
     wait_tile(values, turn, P)
     if P.PACKED:
         return packed_values(values, turn, tile, lo, end, S, P)
@@ -172,7 +179,7 @@ def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl
 
 @gluon.jit
 def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
-    """(turns, state) after the tiles of an item, the last tile first; the state's acc is [DIM, N].
+    """(turns, state) after the tiles of an item, the last tile first; the state's acc is [VALUE_PADDED, N].
 
     lo: first key that some row of the block sees, inclusive.
     """
@@ -230,7 +237,7 @@ def consume_columns(
 ):
     """Compute a consumer's rows of an item, and store results or a state; return the turns.
 
-    Two consumers share the tiles.  Each has half of the rows, even where that separates heads of one token.
+    Two consumers share the tiles, and each has half of the rows, even if that separates heads of one token.
     """
     N: gl.constexpr = P.COLUMNS
     TOKENS: gl.constexpr = P.CONSUMERS * N // S.GROUP if P.SHARES else N // S.GROUP

@@ -1,6 +1,6 @@
 """A consumer: 64 query rows for each of its warpgroups against the tiles in the rings, one item after another.
 
-With several consumers, products of one run under the softmax of another.
+With several consumers, products of one run under the softmax of another.  A single consumer may work an item ahead.
 """
 
 from ...common.bounds import row_tile, visible_range
@@ -23,10 +23,12 @@ from .tile_scores import leave, multiply_keys, score_scale, value_scale
 
 @gluon.jit
 def drain(rings, turns, count, P: gl.constexpr):
-    """Release `count` tiles unread, for one of several consumers without rows in this block; return the turns."""
+    """Release `count` tiles unread, as a consumer (one of several) without rows in this block; return the turns."""
     k_turn, v_turn = turns.key, turns.value
     for _ in range(count):
-        wait_tile(rings.key, k_turn, P)  # a release before its arrival would count for the previous tile
+        wait_tile(
+            rings.key, k_turn, P
+        )  # a release before the tile has arrived would count for the slot's previous tile
         k_turn = leave(rings.key, k_turn, P.KEY_STAGES, P)
         wait_tile(rings.value, v_turn, P)
         v_turn = leave(rings.value, v_turn, P.VALUE_STAGES, P)
@@ -37,9 +39,9 @@ def drain(rings, turns, count, P: gl.constexpr):
 def attend_item(
     query, rings, turns, item, block, rows, scales, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, state) of a consumer's rows after all tiles of an item; fp8 products leave the sink to `leaving`.
+    """(turns, state) of a consumer's rows [ROWS] after all tiles of an item; fp8 products leave the sink to `leaving`.
 
-    block: the item's block, from this consumer's first token on.
+    block: the item's block, beginning with this consumer's first token.
     """
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     queries, whole = rings.queries, item.block
@@ -88,7 +90,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
         store(out, results, item, rows, count, state, NUMBER, S, P)
     else:
         if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
-            if tiles > 0:  # before the keys are released, for queries of the next block might come after that
+            if tiles > 0:  # before keys are released, because the next block's queries may come after that
                 wait_queries(queries, done, NUMBER, S, P)
         turns = drain(rings, turns, tiles, P)
     if tiles > 0:
@@ -103,9 +105,10 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
 
 @gluon.jit
 def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
-    """Start q @ k^T of an item's first tile, float32 [ROWS, TILE]; without a tile, of arbitrary data that nobody reads.
+    """Start q @ k^T of an item's first tile; return float32 scores [ROWS, TILE], valid after a wait.
 
-    A branch around the product would have to wait for the product, which should run on.
+    For an item without a tile, the product multiplies arbitrary data, and nobody reads the scores.  A branch around the
+    product would have to wait for the product, which should run on.
     """
     there = (item.block.kv_head >= 0) & (item.begin < item.end)
     wait_queries(rings.queries, turns.query, 0, S, P, there)
@@ -114,7 +117,10 @@ def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, S: gl.constexpr, P: gl.constexpr):
-    """Compute an item from its first scores on, and store it; return (turns, item `number`, its first scores)."""
+    """Compute an item from its first scores on, and store its results; begin item `number`, the next one.
+
+    Return (turns, item `number`, first scores of item `number`).
+    """
     LAYOUT: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, False, P.ROWS))
     block, scales = item.block, results.scales
     count = gl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
@@ -134,7 +140,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
         turns = Turns(turns.key, turns.value, turns.query + 1)
     else:
         following = read(mail, number, P.ROWS // 16)
-    # started before the last values' wait, this product would have them wait for its keys, too: 1% slower
+    # if this product started before the wait for the last values, that wait would include its keys: 1% slower
     running = first_scores(rings, turns, following, S, P)
     rows, state = leaving(state, item, block, mods, rings.room, 0, S, P)
     store(out, results, item, rows, count, state, 0, S, P)
@@ -143,7 +149,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
 
 @gluon.jit
 def consume_items_ahead(out, results, rings, jobs, S: gl.constexpr, P: gl.constexpr):
-    """`blocks.consume_items`, an item ahead."""
+    """Compute and store all items, as `blocks.consume_items`, but an item ahead."""
     gl.static_assert(is_shared(P) and P.CONSUMERS == 1 and P.QUERY_BOX and P.CONVERT == NONE and P.COLUMNS == 0)
     gl.static_assert(not S.SPLIT and S.PIECE is None)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)

@@ -15,7 +15,10 @@ from .fp8 import in_order
 
 @gluon.jit
 def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """(rows, state) of an item in the layout of the last product, with dims in order, and with the sink."""
+    """(rows, state) of an item, ready to be stored: in the value product's layout, dims in order, with the sink.
+
+    acc [ROWS, VALUE_PADDED].  room: the bank, if dims have to be brought in order.
+    """
     acc = state.acc
     if P.FP8_PRODUCTS:
         acc = in_order(acc, room, NUMBER, S, P)
@@ -30,7 +33,7 @@ def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexp
 
 @gluon.jit
 def dims_from(dim, P: gl.constexpr):
-    """Dims of results in memory; a launch with FROM_DIM has the dims from there on."""
+    """Return dims of the output from dims of this launch, which begin with FROM_DIM."""
     if P.FROM_DIM > 0:
         return dim + P.FROM_DIM
     else:
@@ -39,7 +42,10 @@ def dims_from(dim, P: gl.constexpr):
 
 @gluon.jit
 def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr):
-    """Store 16-bit results with four neighbours in each thread, so that memory gets whole sectors; no barrier."""
+    """Round results x [ROWS, VALUE_PADDED] to 16 bits and store them, four neighbouring dims from each thread.
+
+    So memory gets whole sectors.  Threads exchange words by shuffles, without a barrier.
+    """
     LAYOUT: gl.constexpr = result_layout(S.VALUE_PADDED, P.ROWS)
     dtype: gl.constexpr = out.ptr.dtype.element_ty
     # lane 2 t1 + t0 of the quad has dims 16 g + 8 j + 4 t1 + 2 t0 + b
@@ -75,7 +81,7 @@ def store_block(out, results, rows, count, state, NUMBER: gl.constexpr, S: gl.co
 
 @gluon.jit
 def store_or_join(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """`store` for blocks whose last program joins all pieces in place."""
+    """Do `store` for blocks whose last program joins all pieces in registers (`join.joins_in_place`)."""
     gl.static_assert(P.SKIP == P.STRIDE and S.LIVE >= P.ROWS)
     whole = True
     if item.pieces > 1:
@@ -91,9 +97,9 @@ def store_or_join(out, results, item, rows, count, state, NUMBER: gl.constexpr, 
 
 @gluon.jit
 def store(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Store `count` rows of an item: results, or the state of a piece, joined by the last program.
+    """Store `count` query rows of an item: results, or the state of a piece.
 
-    States of pieces of a fixed size are in scratch already.
+    The block's last program, or a merge launch, joins the states.  States of fixed pieces are in scratch already.
     """
     if S.MERGE == 0:
         if item.pieces > 1:

@@ -40,9 +40,9 @@ def tiles_of_item(item, mods, S: gl.constexpr):
 def attend_piece(
     q, rings, turns, item, first_key, rows, span, first, scale, scales, mods, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, state) of a consumer's rows after the tiles of one piece, if any.
+    """(turns, state) of a consumer's rows after the tiles of one piece, which may have none.
 
-    first [R]: rows whose sink counts in this piece.
+    first [R]: whether a row's sink counts in this piece.
     """
     row_max, row_sum = start(mods.sinks, rows, first, S)
     acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, product_layout(S.VALUE_PADDED, False, P.ROWS))
@@ -58,9 +58,10 @@ def attend_piece(
 def attend_pieces(
     query, rings, turns, item, block, rows, results, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, rows, state) as results leave, after all pieces of an item; a cut block's states go to scratch instead.
+    """(turns, rows, state) after all pieces of an item; rows and state as from `leaving`.
 
-    A row's result depends on its position alone; tiles and pieces that only other rows of the block see change nothing.
+    States of a cut block go to scratch, and the returned state is not used.  A row's result depends on the row's
+    position alone: tiles and pieces that only other rows of the block see change nothing.
     """
     PIECE: gl.constexpr = S.PIECE // S.TILE
     queries, scales = rings.queries, results.scales
@@ -97,7 +98,10 @@ def attend_pieces(
 
 @gluon.jit
 def fold(bank, state, part, first, last):
-    """Merge the state so far, whose acc is in the bank, with one more piece's; last: the acc stays in registers."""
+    """Merge the state so far, whose acc is in the bank, with the state `part` of one more piece.
+
+    With `first`, there is no state so far.  With `last`, the acc stays in registers; otherwise the bank gets it.
+    """
     if first:  # as `merge` with an empty state
         seen = gl.expand_dims(part.max > float("-inf"), 1)
         state = State(gl.where(seen, part.acc, 0.0), part.max, part.sum)

@@ -25,13 +25,13 @@ def make_ones(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     row = gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(1, LAYOUT)), 1)
     one = gl.where(row == 0, gl.full([8, S.TILE], 0x38, gl.int32, LAYOUT), 0)  # 0x38 is 1 in e4m3
     ones = gl.allocate_shared_memory(dtype, [8, S.TILE], layout)
-    ones.store(one.to(gl.int8).to(dtype, bitcast=True))  # passed to the allocation, the bytes arrived wrong
+    ones.store(one.to(gl.int8).to(dtype, bitcast=True))  # as an argument of the allocation, the bytes arrived wrong
     return ones
 
 
 @gluon.jit
 def words_as_operand(words, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Words [R, TILE / 4] of e4m3 weights as a left operand [R, TILE]; moves nothing between or within threads."""
+    """Return words [R, TILE / 4] of e4m3 weights as a left operand [R, TILE]; no bytes move between or in threads."""
     even = gl.join(words.to(gl.int8), (words >> 16).to(gl.int8))
     odd = gl.join((words >> 8).to(gl.int8), (words >> 24).to(gl.int8))
     x = gl.join(even, odd).reshape([P.ROWS, S.TILE]).to(dtype, bitcast=True)
@@ -40,7 +40,7 @@ def words_as_operand(words, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexp
 
 @gluon.jit
 def in_order(acc, bank, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Results [R, DIM] of transposed values with dims in order again, and neighbouring dims in one thread."""
+    """Return results acc [R, DIM] of transposed values with dims in order, eight neighbours in each thread."""
     room = bank.index(NUMBER)
     room.store(acc)
     thread_barrier()
@@ -50,7 +50,7 @@ def in_order(acc, bank, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def withdraw(bank, acc, decay, NUMBER: gl.constexpr):
-    """Return acc + bank * decay; decay [R, 4]: factor since the last deposit."""
+    """Return acc + bank * decay, [R, VALUE_PADDED]; decay [R, 4]: factor since the last deposit."""
     x, before = by_thread(acc), by_thread(bank.index(NUMBER).load(acc.type.layout))
     return as_product(x + before * beside(decay, x), acc)
 
@@ -69,20 +69,20 @@ def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
 
 @gluon.jit
 def adds_up(number):
-    """Whether product `number` of the item is added to acc; False for the first, and after a deposit."""
+    """Whether an item's value product `number` is added to acc; False for the first one, and after a deposit."""
     return (number > 0) & (number % TILES_PER_SUM != 0)
 
 
 @gluon.jit
 def beside_sums(x, sums):
-    """x [R, 4] by thread as [R, 8], in the layout of `sums`, which a product has made."""
+    """Return x [R, 4], one number for each thread of a row, as [R, 8] in the layout of the product `sums` [R, 8]."""
     like = by_thread(sums)
     return as_product(beside(x, like) + gl.full(like.shape, 0.0, gl.float32, like.type.layout), sums)
 
 
 @gluon.jit
 def sum_up(weights, ones, P: gl.constexpr):
-    """Start the sums of a tile's weights: float32 [R, 8], in the first column.
+    """Start the sums of a tile's weights [R, TILE]: float32 [R, 8], of which the first column has the sums.
 
     Sums are not accumulated over tiles: many positive numbers lose more bits in the tensor cores than weighted values.
     """
@@ -104,7 +104,7 @@ def attend_fp8(
     decays = gl.full([P.ROWS, 4], 1.0, gl.float32, row_max.type.layout)  # since the last deposit
     count = item.end - item.begin
 
-    # The first product has zero weights, and its result is dropped: peeling the first tile would be more code to fetch.
+    # The first value product has zero weights, and its result is dropped.  A peeled first tile would be more code.
     words = gl.full([P.ROWS, S.TILE // 4], 0, gl.int32, words_layout(S.TILE, P.ROWS))
     if P.COARSE:
         sums = gl.full([P.ROWS, 8], 0.0, gl.float32, product_layout(8, True, P.ROWS))

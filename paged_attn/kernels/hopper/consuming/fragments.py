@@ -1,4 +1,4 @@
-"""wgmma accumulator fragments: views of products and rows in the threads that hold them.
+"""Accumulator fragments of wgmma: views of products and rows in the threads that hold them.
 
 A quad of threads holds a row; each thread has two neighbouring columns of every eight.
 """
@@ -13,7 +13,7 @@ PROPAGATE_NAN = gl.constexpr(tl.PropagateNan.ALL)
 
 @gluon.jit
 def by_thread(x):
-    """A product [R, N] as [R, N / 8, 4, 2].
+    """Return a product x [R, N] as [R, N / 8, 4, 2].
 
     Axis 1 is the group of eight columns, axis 2 the thread of the row's quad, axis 3 the thread's two columns.
     """
@@ -22,13 +22,13 @@ def by_thread(x):
 
 @gluon.jit
 def as_product(x, like):
-    """Inverse of `by_thread`: x as a product with the shape and layout of `like`."""
+    """Return x [R, N / 8, 4, 2] as a product [R, N] with the layout of `like`, the inverse of `by_thread`."""
     return gl.convert_layout(x.reshape(like.shape), like.type.layout, assert_trivial=True)
 
 
 @gluon.jit
 def spread(x, ROWS: gl.constexpr):
-    """x [R] as [R, 4]: all four threads of a row get its number."""
+    """Return x [R] as [R, 4]: each of a row's four threads gets the row's number."""
     LAYOUT: gl.constexpr = threads_layout(ROWS)
     x = gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
     return gl.expand_dims(x, 1) + gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
@@ -43,14 +43,14 @@ def of_rows(row_max, sums, like):
 
 @gluon.jit
 def beside_pairs(rows, x):
-    """rows [R, 4], by the threads of a row, as [R, 1, 4] in the layout of x [R, N, 4]."""
+    """Return rows [R, 4], a number for each thread of a row, as [R, 1, 4] in the layout of x [R, N, 4]."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, x.type.layout)
     return gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
 
 
 @gluon.jit
 def beside(rows, x):
-    """rows [R, 4], by the threads of a row, as [R, 1, 4, 1] in the layout of x [R, N / 8, 4, 2] (`by_thread`)."""
+    """Return rows [R, 4], a number for each thread of a row, as [R, 1, 4, 1] in the layout of x [R, N / 8, 4, 2]."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
     rows = gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
     return gl.expand_dims(rows, 3)
@@ -58,13 +58,13 @@ def beside(rows, x):
 
 @gluon.jit
 def thread_sums(weights, ROWS: gl.constexpr):
-    """Sums [R, 4] of weights `by_thread` over a thread's registers; the four sums of a row are added up at the end."""
+    """Return sums [R, 4] over the registers of each thread, of weights [R, N / 8, 4, 2] (`by_thread`)."""
     return gl.convert_layout(gl.sum(gl.sum(weights, axis=1), axis=2), threads_layout(ROWS), assert_trivial=True)
 
 
 @gluon.jit
 def first_of_thread(x, ROWS: gl.constexpr):
-    """x [R, N, 4] as [R, 4]: each thread's first element of each row."""
+    """Return each thread's first element of each row, [R, 4], of x [R, N, 4]."""
     for _ in gl.static_range(5):  # halves: enough for tiles of 256 keys
         if x.shape[1] > 1:
             x, _rest = gl.split(x.reshape([ROWS, 2, x.shape[1] // 2, 4]).permute((0, 2, 3, 1)))
@@ -79,7 +79,7 @@ def larger(x, y):
 
 @gluon.jit
 def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
-    """[R, 4]: the largest score of each row in each thread, of scores `by_thread`; with NAN, NaN counts as largest."""
+    """Return each thread's largest score of each row, [R, 4], of scores [R, N / 8, 4, 2]; NAN: NaN is the largest."""
     if NAN:
         top = gl.reduce(gl.reduce(scores, 1, larger), 2, larger)
     else:
@@ -89,7 +89,10 @@ def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
 
 @gluon.jit
 def split_product(acc, like):
-    """A product [R, DIM] as a tuple of parts in the shape [R, N, 4] of `like`; moves nothing between threads."""
+    """Return a product [R, DIM] as a tuple of parts with the shape [R, N, 4] and layout of `like`.
+
+    Nothing moves between threads.
+    """
     ROWS: gl.constexpr = like.shape[0]
     N: gl.constexpr = like.shape[1]
     LAYOUT: gl.constexpr = like.type.layout
@@ -113,7 +116,7 @@ def split_product(acc, like):
 
 @gluon.jit
 def whole_of(parts, like):
-    """Inverse of `split_product`: a product in the layout of `like`."""
+    """Return the parts of `split_product` as a product [R, DIM] in the layout of `like`."""
     if len(parts) == 1:
         x = parts[0]
         return as_product(x.reshape([x.shape[0], x.shape[1] // 2, 2, 4]).permute((0, 1, 3, 2)), like)
@@ -130,14 +133,14 @@ def whole_of(parts, like):
 
 @gluon.jit
 def packed(weights):
-    """16-bit weights [R, N] as int32 words [R, N / 8, 4] of two, as `weigh_at_once` returns them."""
+    """Return 16-bit weights [R, N] as int32 words [R, N / 8, 4] of two weights, as from `weigh_at_once`."""
     even, odd = gl.split(by_thread(weights.to(gl.int16, bitcast=True)))
     return (even.to(gl.int32) & 0xFFFF) | (odd.to(gl.int32) << 16)
 
 
 @gluon.jit
 def unpacked(words, LAYOUT: gl.constexpr, S: gl.constexpr):
-    """Inverse of `packed`: 16-bit weights [R, N] in a product's LAYOUT."""
+    """Return words [R, N / 8, 4] of two 16-bit weights as weights [R, N] in LAYOUT, the inverse of `packed`."""
     dtype: gl.constexpr = S.COMPUTE
     lower = words.to(gl.int16).to(dtype, bitcast=True)
     upper = (words >> 16).to(gl.int16).to(dtype, bitcast=True)

@@ -1,7 +1,7 @@
 """Few query rows, as columns, against latents: a tile in shared memory is multiplied twice, as keys and as values.
 
-Slots of the first ring have the key dims that are values.  The dims behind them (the rest) have a ring of their own,
-whose slots are released sooner.
+Slots of the first ring have the key dims that are values.  The key dims behind the values (the rest) have a ring of
+their own, whose slots are released sooner.
 """
 
 from ...common.records import State
@@ -20,7 +20,7 @@ ROWS_CLEARED_AT_ONCE = gl.constexpr(16)  # few enough to leave registers for res
 
 @gluon.jit
 def no_results(S: gl.constexpr, P: gl.constexpr):
-    """Zero results: a tuple of [D, N], one for each slot of a tile."""
+    """Return zero results, a tuple of [D, N]: one for each slot of a tile, with the slot's D value dims."""
     SLOTS: gl.constexpr = slots_of_tile(P)
     LAYOUT: gl.constexpr = product_layout(P.COLUMNS, False, P.ROWS)
     acc = ()
@@ -32,7 +32,7 @@ def no_results(S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def all_results(acc, P: gl.constexpr):
-    """Results [DIM, N] from the results of each slot of a tile; moves nothing between threads."""
+    """Return results [DIM, N] from the results of each slot of a tile; nothing moves between threads."""
     SLOTS: gl.constexpr = slots_of_tile(P)
     if SLOTS == 1:
         return acc[0]
@@ -69,7 +69,10 @@ def multiply_latents(rings, turn, rest_turn, NUMBER: gl.constexpr, S: gl.constex
 
 @gluon.jit
 def add_latents(keys, turn, slots, weights, acc, S: gl.constexpr, P: gl.constexpr):
-    """(acc, turn) after the next tile's values, in `slots`; each slot is released as soon as it is multiplied."""
+    """(acc, turn) after a tile's values are multiplied by weights [TILE, N] and added to acc, a tuple of [D, N].
+
+    slots: numbers of the tile's slots.  Each slot is released as soon as its product is done.
+    """
     SLOTS: gl.constexpr = slots_of_tile(P)
     sent = ()
     for j in gl.static_range(SLOTS):
@@ -89,8 +92,8 @@ def attend_latent(
 ):  # fmt: skip
     """(turns, state) after the tiles of an item, the last tile first; the state's acc is [VALUE_PADDED, N].
 
-    Values outside the keys [lo, end) are cleared behind the barriers of `weigh_columns`, when no warp multiplies keys
-    of the tile any more.
+    Values outside the keys [lo, end) are zeroed behind the barriers of `weigh_columns`, when no warp multiplies the
+    tile's keys any more.  Some row of the block sees key `lo`, and no row an earlier key.
     """
     SLOTS: gl.constexpr = slots_of_tile(P)
     keys, rests = rings.key, rings.value

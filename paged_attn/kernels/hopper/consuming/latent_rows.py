@@ -1,8 +1,9 @@
 """64 query rows against latents, by two consumers that share the rows and take tiles in turn.
 
-A tile's consumer multiplies its keys, weighs them, and writes weights and maxima of rows to shared memory.  Then each
-consumer multiplies the weights by half of the values' dims; registers hold results of 64 rows and half of the dims.  So
-the softmax of one consumer runs under products of the other.  A row's sum stays in two parts until the item ends.
+Each tile belongs to one consumer, which multiplies the tile's keys, and writes weights and maxima of rows to shared
+memory.  Then each consumer multiplies the weights by half of the value dims, because registers hold results of 64 rows
+and half of the dims.  So the softmax of one consumer runs under products of the other.  A row's sum has a part in each
+consumer until the item ends.
 """
 
 from ...common.bounds import row_tile, visible_range
@@ -29,27 +30,27 @@ ROWS_CLEARED_BY_EACH = gl.constexpr(8)  # few enough to leave registers for resu
 
 @gluon.jit
 def make_weights_of_both(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Allocate weights of a tile of each consumer, [2, ROWS, TILE]."""
+    """Allocate weights of a tile for each of two consumers, [2, ROWS, TILE]."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([P.ROWS, S.TILE], dtype)
     return gl.allocate_shared_memory(dtype, [2, P.ROWS, S.TILE], layout)
 
 
 @gluon.jit
 def make_numbers(P: gl.constexpr):
-    """Allocate numbers of rows by thread, float32 [2, ROWS, 4], that the consumers exchange."""
+    """Allocate float32 [2, ROWS, 4] for numbers of rows by thread, which the two consumers exchange."""
     return gl.allocate_shared_memory(gl.float32, [2, P.ROWS, 4], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.jit
 def scale_half(acc, factor):
-    """acc [R, VALUE_PADDED / 2] times a factor of its row, [R, 4], as `scale_rows`."""
+    """Return acc [R, VALUE_PADDED / 2] times its row's factor [R, 4], as `row_softmax.scale_rows`."""
     x = by_thread(acc)
     return as_product(rescale(x, beside(factor, x), acc.shape[1]), acc)
 
 
 @gluon.jit
 def multiply_latents(rings, turn, S: gl.constexpr, P: gl.constexpr):
-    """Start q @ k^T of a tile, float32 [ROWS, TILE]."""
+    """Start q @ k^T of the turn's tile; return float32 scores [ROWS, TILE], valid after a wait."""
     keys, rests = rings.key, rings.value
     wait_tile(keys, turn, P)
     if S.REST > 0:
@@ -63,10 +64,10 @@ def multiply_latents(rings, turn, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr):
-    """Start acc + weights @ v for half of a tile's dims, with the weights of consumer OF.
+    """Start acc + weights @ v for consumer NUMBER's half of the value dims, with the weights of consumer OF.
 
-    A consumer's own weights need a barrier here: none lies behind their fence, as Triton's barrier may come between the
-    stores before.
+    A consumer's own weights need a barrier here.  No barrier follows the fence of `put_weights`, because Triton may put
+    its own barrier between the stores before the fence.
     """
     DIMS: gl.constexpr = S.VALUE_PADDED // 2
     v = tile_in(rings.key, turn, S.DIM, S).slice(NUMBER * DIMS, DIMS, dim=1)
@@ -78,7 +79,7 @@ def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.const
 
 @gluon.jit
 def take_maxima(acc, row_max, sums, rings, NUMBER: gl.constexpr, P: gl.constexpr):
-    """Wait for the other consumer's weights; return (acc, maxima, sums by thread) rescaled to its maxima."""
+    """Wait for the other consumer's weights; return (acc, maxima, sums by thread), rescaled to that one's maxima."""
     wait_written(1 - NUMBER)
     theirs = rings.extra.both.index(1 - NUMBER).load(threads_layout(P.ROWS))
     decay = gl.exp2(row_max - base_of(theirs))
@@ -100,7 +101,7 @@ def attend_in_turn(
 ):
     """(turns, state) after the tiles of an item, at least one, the last first; the acc is [R, VALUE_PADDED / 2].
 
-    Both rings have equally many slots, and share a turn.
+    Both rings have equally many slots, so one turn serves both.  lo: first key that some row sees, inclusive.
     """
     keys, rests = rings.key, rings.value
     end, count, context_len = own_before(item.block.seq_len, mods, S), item.end - item.begin, rows.context_len
@@ -110,7 +111,7 @@ def attend_in_turn(
     # the first of a row's four threads gets the row's whole sum so far
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
     sums = gl.where(gl.expand_dims(lane == 0, 0), sums, 0.0)
-    before = turns.key  # turn of the tile before this consumer's next tile
+    before = turns.key  # turn of the tile before this consumer's next tile; the other consumer weighs that tile
     if NUMBER == 0:  # the first tile has no tile before it
         scores = multiply_latents(rings, before, S, P)
         scores = warpgroup_mma_wait(0, deps=(scores,))

@@ -22,16 +22,17 @@ from .fragments import (
 )
 
 SLACK, MAX_NEGLIGIBLE_EXPONENT = gl.constexpr(maxima.SLACK), gl.constexpr(weights.MAX_NEGLIGIBLE_EXPONENT)
-MIN_NORMAL, MAX_POWER_OF_2 = gl.constexpr(2.0**-126), gl.constexpr(2.0**127)  # of normal float32 numbers
+MIN_NORMAL, MAX_POWER_OF_2 = gl.constexpr(2.0**-126), gl.constexpr(2.0**127)  # least and largest power in float32
 
-# fp8 weights use the top of e4m3's range: its largest number, 448, is a little more than 2^(5 + FP8_SLACK).  The offset
-# is an integer, so that the weight of a new maximum is exact; rows of few keys would show the difference.
+# fp8 weights are 2^FP8_OFFSET times larger, at the top of e4m3's range: the largest e4m3 number, 448, is a little more
+# than 2^(FP8_OFFSET + FP8_SLACK).  The offset is an integer, so that the weight of a new maximum is exact; rows of few
+# keys would show an error.
 FP8_OFFSET = gl.constexpr(5.0)
 
 
 @gluon.jit
 def times(x, factor, BY_ROW: gl.constexpr):
-    """x [R, N] * factor, a scalar or, BY_ROW, [R]."""
+    """Return x [R, N] * factor; factor is a scalar or, if BY_ROW, [R]."""
     if BY_ROW:
         return x * gl.expand_dims(factor, 1)
     else:
@@ -40,10 +41,10 @@ def times(x, factor, BY_ROW: gl.constexpr):
 
 @gluon.jit
 def exp2_by_word(scores, unit, shift, S: gl.constexpr, P: gl.constexpr):
-    """(words [R, TILE / 4] of four e4m3 weights exp2(scores * unit + shift [R, 4]), sums [R, 4] by thread).
+    """(words [R, TILE / 4] of four e4m3 weights exp2(scores * unit + shift), sums [R, 4] by thread).
 
-    Keys are permuted as in `convert.transpose`.  Coarse weights have no sums: 0.0.  Weights pass between rounds of the
-    loop as words, because ptxas would unpack 8-bit numbers.
+    shift [R, 4].  Keys are permuted as in `convert.transpose`.  Coarse weights have no sums, but 0.0.  Weights pass
+    between rounds of the loop as words, because ptxas would unpack 8-bit numbers.
     """
     x = scores.reshape([P.ROWS, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
     even, odd = gl.split(x)
@@ -61,14 +62,14 @@ def exp2_by_word(scores, unit, shift, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def scale_rows(acc, factor, S: gl.constexpr):
-    """acc [R, DIM] times a factor of its row, [R, 4], equal in the row's four threads."""
+    """Return acc [R, VALUE_PADDED] times its row's factor [R, 4], which is equal in the row's four threads."""
     x = by_thread(acc)
     return as_product(rescale(x, beside(factor, x), S.VALUE_PADDED), acc)
 
 
 @gluon.jit
 def exp2_below(scores, factor, base, S: gl.constexpr):
-    """2^(scores * factor - base); operands have shapes that broadcast."""
+    """Return 2^(scores * factor - base); operands have shapes that broadcast."""
     if S.NORMALIZED:
         # normalized queries: an unrounded product may differ much from a rounded maximum as large as 2^30
         return gl.exp2(rounded_product(scores, factor) - base)
@@ -78,13 +79,13 @@ def exp2_below(scores, factor, base, S: gl.constexpr):
 
 @gluon.jit
 def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
-    """(weights, decay, maximum, sums) of scores [R, N], base 2; weights are 2^(scores * unit + shift - maximum).
+    """(weights, decay, maximum, sums) of scores [R, N]; weights are 2^(scores * unit + shift - maximum).
 
-    weights are [R, N] of 16 bits or, for fp8 products, words of four, int32 [R, N / 4].
+    weights are [R, N] of 16 bits or, for fp8 products, int32 words of four, [R, N / 4].
 
     decay and maximum are float32 [R, 4], equal in a row's four threads.  decay is the factor of earlier results.
 
-    sums are float32 [R, 4], each thread's own part, or 0 for coarse weights.  A shift of None is 0.
+    sums are float32 [R, 4], each thread's own part of its row's sum; for coarse weights 0.0.  A shift of None is 0.
     """
     BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
     x = by_thread(scores)
@@ -114,7 +115,8 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
 def powers_of(unit, cap_factor, RELATIVE, TERMS):
     """(coefficients, cap) of the exponents of scores x, for `weigh_pairs` and `weigh_again`.
 
-    RELATIVE: exponents are x.  TERMS > 0: a polynomial for unit * tanh(x * cap_factor).  Otherwise x * unit.
+    RELATIVE: exponents are x.  TERMS > 0: exponents are a polynomial for unit * tanh(x * cap_factor).  Otherwise
+    exponents are x * unit.
     """
     if RELATIVE:
         return (), ()
@@ -139,11 +141,12 @@ def powers_of(unit, cap_factor, RELATIVE, TERMS):
 def weigh_at_once(
     scores, row_max, acc, unit, shift, cap_factor, RELATIVE: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """(words [R, N / 8, 4] of two 16-bit weights, decay, maximum, sums, acc) of scores [R, N], without a new maximum.
+    """(words [R, N / 8, 4] of two 16-bit weights, decay, maximum, sums, acc) of scores [R, N], by the maximum so far.
 
-    Weights use the maximum so far.  They are made again only where a thread's sum shows that the maximum is far too
-    small.  acc, to which a product may still add, is multiplied by decay.
-    RELATIVE: scores are exponents already, less the base of the maximum.
+    Weights are made again, with a new maximum, only if a thread's sum shows that the maximum is far too small.  Then
+    acc, to which a running product may still add, is multiplied by decay.  `weigh` explains decay, maximum and sums.
+
+    RELATIVE: scores are exponents from which the base of the maximum is already subtracted.
 
     cap_factor, if given: a polynomial caps the scores, and exponents are unit * tanh(score * cap_factor).
     """

@@ -1,10 +1,10 @@
 """The mainloop over tiles: each round starts the product of a tile's keys and that of the previous tile's values.
 
-Ping-pong (Pipe.IN_TURN): two warpgroups of one code start products in turn, so that products of one run under the
-softmax of the other.  Without turns, the two either alternate by themselves or run in step.  In step, each waits for
-the products of both, and the tensor cores wait for both softmaxes, which takes a fifth longer.  A few cycles decide:
-the place of the loop in a line of code, or the launch's prologue.  One build mostly behaves one way.  Turns cost 1 to
-3% of the time.
+Ping-pong (Pipe.IN_TURN): two warpgroups of one code start products in turn, and the tensor cores work for one during
+the softmax of the other.  Without turns, the two either alternate by themselves or run in step.  In step, each waits
+for the products of both, and the tensor cores wait for both softmaxes, which takes a fifth longer.  A few cycles
+decide:  the place of the loop in a line of code, or the launch's prologue.  One build mostly behaves one way.  Turns
+cost 1 to 3% of the time.
 """
 
 import triton
@@ -30,7 +30,7 @@ def attend_keys(q, rings, turns, item, first_key, rows, span, state, scale, mods
 
     first_key: first key that some row of the block sees, inclusive.
     """
-    if P.PACKED and S.APART:  # x-packed tiles and tiles of new keys take different instructions
+    if P.PACKED and S.APART:  # tiles of new keys are not x-packed, and take other instructions
         border = gl.cdiv(gl.maximum(rows.context_len, 0), S.TILE)
         border = gl.minimum(gl.maximum(border, item.begin), item.end)
         new, stored = with_tiles(item, border, item.end), with_tiles(item, item.begin, border)
@@ -51,7 +51,7 @@ def attend_keys(q, rings, turns, item, first_key, rows, span, state, scale, mods
 
 @gluon.jit
 def with_tiles(item, begin, end):
-    """The item with tiles [begin, end) instead of its own."""
+    """Return the item with tiles [begin, end) instead of its own tiles."""
     return Item(
         item.block, begin, end, item.first, item.pieces, item.holders, item.first_row, item.row,
         item.counter,
@@ -63,7 +63,7 @@ def attend_tiles(
     q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr,
     MORE: gl.constexpr = False, LEAVE: gl.constexpr = True,
 ):  # fmt: skip
-    """`attend_keys` for tiles of one form.  MORE, LEAVE: as in `send_tiles`."""
+    """Do `attend_keys` for tiles of one form, x-packed or not.  MORE, LEAVE: as in `send_tiles`."""
     scores = multiply_keys(q, rings.key, turns.key, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     turns, sent = send_tiles(
@@ -74,7 +74,7 @@ def attend_tiles(
 
 @gluon.jit
 def receive(sent, rings, turns, state, P: gl.constexpr):
-    """Wait for the last values' product; return (turns, state)."""
+    """Wait for the product that `send_tiles` left running; return (turns, state) of whole rows, max and sum [R]."""
     acc = warpgroup_mma_wait(0, deps=(sent.acc,))
     row_max, row_sum = of_rows(sent.max, sent.sum, state.max)
     v_turn = leave(rings.value, turns.value, P.VALUE_STAGES, P)
@@ -83,13 +83,13 @@ def receive(sent, rings, turns, state, P: gl.constexpr):
 
 @triton.constexpr_function
 def carries_words(S, P):
-    """Whether weights pass between rounds as words of two; as single numbers, slower instructions would move them."""
+    """Whether weights pass between rounds of the loop as words of two; slower instructions move single numbers."""
     return (P.CONSUMERS == 3 or P.ROWS == 256) and P.AT_ONCE and not S.APART and not COPIES_OPERANDS.value
 
 
 @gluon.jit
 def as_operand(weights, S: gl.constexpr, P: gl.constexpr):
-    """Weights of a tile, 16-bit numbers [R, TILE] or words of two, as a left operand [R, TILE]."""
+    """Return weights, 16-bit numbers [R, TILE] or words of two [R, TILE / 8, 4], as a left operand [R, TILE]."""
     LAYOUT: gl.constexpr = product_layout(S.TILE, P.FP8_KEYS, P.ROWS)
     if weights.dtype == gl.int32:
         weights = unpacked(weights, LAYOUT, S)
@@ -98,7 +98,7 @@ def as_operand(weights, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def carried(weights, S: gl.constexpr, P: gl.constexpr):
-    """Weights of a tile in the form in which they pass to the next round."""
+    """Return a tile's weights in the form in which they pass to the next round: a left operand, or words of two."""
     if not carries_words(S, P):
         return as_operand(weights, S, P)
     elif weights.dtype == gl.int32:
@@ -109,7 +109,7 @@ def carried(weights, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def operand_of(weights, S: gl.constexpr, P: gl.constexpr):
-    """Carried weights as a left operand, complete before the next product begins."""
+    """Return `carried` weights as a left operand, which is complete before the next product begins."""
     if carries_words(S, P):
         return pin(as_operand(weights, S, P))
     else:
@@ -121,17 +121,17 @@ def send_tiles(
     q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr,
     MORE: gl.constexpr = False, LEAVE: gl.constexpr = True,
 ):  # fmt: skip
-    """Go on from the first tile's scores [R, TILE] until the last values' product runs; (turns, state by thread).
+    """(turns, state by thread) of an item's tiles, while the product of the last values still runs (`receive`).
 
-    The state's maxima and sums are [R, 4].  MORE: acc has results already.  LEAVE: release the queries after the last
-    keys.
+    scores [R, TILE]: of the first tile that is visited, the item's last.  The returned maxima and sums are [R, 4].
+    MORE: acc already has results.  LEAVE: release the queries after the last keys.
     """
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     begin, end, context_len = item.begin, item.end, rows.context_len
     end_key = own_before(item.block.seq_len, mods, S)
     acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
-    ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values to clear; inside the loop registers are few
+    ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values zeroed together; inside the loop registers are few
     slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_KEYS, P.ROWS)))
 
@@ -158,7 +158,7 @@ def send_tiles(
         acc = multiply_values(operand, values, v_turn, acc, True, S, P)
         if P.IN_TURN:
             give_turn()
-        if P.AT_ONCE:  # the rare branch of `weigh_again` waits for these results, too, and multiplies them
+        if P.AT_ONCE:  # the rare branch of `weigh_again` waits for acc, too, and multiplies it
             scores, acc = warpgroup_mma_wait(1, deps=(scores, acc))
         else:
             scores = warpgroup_mma_wait(1, deps=(scores,))
@@ -170,7 +170,8 @@ def send_tiles(
         )
         sums = sums * decay + added
         following = pin(following)
-        # ptxas puts exponentials after maxima behind this wait; to hold them before it cost more than it hid
+        # ptxas moves exponentials of new maxima behind this wait; a fence that kept them before it cost more than it
+        # hid
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)
         v_turn = leave(values, v_turn, P.VALUE_STAGES, P)

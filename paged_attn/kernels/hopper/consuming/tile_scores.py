@@ -18,7 +18,7 @@ from .row_softmax import times, weigh, weigh_at_once
 
 @gluon.jit
 def score_scale(scales, block, P: gl.constexpr):
-    """Factor of a product of a stored query and a stored key: softmax scale x query scale x key scale."""
+    """Return the scale of a product of a stored query and a stored key: softmax scale * query scale * key scale."""
     head = block.kv_head // P.PARTS  # the cache's head
     scale = scales.softmax * scale_of(
         scales.query, scales.query_ptr, scales.query_stride, head, scales.query_stride_seq, block
@@ -28,14 +28,14 @@ def score_scale(scales, block, P: gl.constexpr):
 
 @gluon.jit
 def value_scale(scales, block, P: gl.constexpr):
-    """Factor of a sum of weighted stored values: the value scale."""
+    """Return the scale of a sum of weighted stored values."""
     head = block.kv_head // P.PARTS
     return scale_of(scales.value, scales.value_ptr, scales.value_stride, head, scales.value_stride_seq, block)
 
 
 @gluon.jit
 def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
-    """Start q @ k^T of the next tile; float32 scores [ROWS, TILE] are valid after a wait.
+    """Start q @ k^T of the next tile; return float32 scores [ROWS, TILE], valid after a wait.
 
     there: as in `ring.wait_full`.
     """
@@ -53,14 +53,14 @@ def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
 
 @gluon.jit
 def multiply_keys_by_columns(k, q, S: gl.constexpr, P: gl.constexpr):
-    """Start k @ q^T, float32 [TILE, N]."""
+    """Start k [TILE, DIM] @ q [N, DIM]^T; return float32 [TILE, N], valid after a wait."""
     zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False, P.ROWS))
     return warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def multiply_values(weights, values, turn, acc, use_acc, S: gl.constexpr, P: gl.constexpr):
-    """Start acc + weights @ v of the next tile, [ROWS, VALUE_PADDED]; if not use_acc, weights @ v alone."""
+    """Start acc [ROWS, VALUE_PADDED] + weights [ROWS, TILE] @ v of the next tile; if not use_acc, weights @ v alone."""
     wait_tile(values, turn, P)
     if P.FP8_PRODUCTS:
         v = values.slots.index(turn.stage).reshape([S.VALUE_PADDED, S.TILE]).permute((1, 0))
@@ -75,8 +75,8 @@ def multiply_values(weights, values, turn, acc, use_acc, S: gl.constexpr, P: gl.
 def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Zero a tile's values outside positions [first_key, end_key) in shared memory, ROWS keys at a time.
 
-    first: position of the tile's first key.  Values are handled as 32-bit words; 16-bit elements would be five times
-    the machine code.
+    first: position of the tile's first key.  Values are handled as 32-bit words, because 16-bit elements would take
+    five times as much machine code.
     """
     SLOTS: gl.constexpr = slots_of_tile(P)
     LAYOUT: gl.constexpr = rows_layout(4, S.VALUE_PADDED // SLOTS, P.ROWS // 16)
@@ -102,10 +102,10 @@ def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S:
 def clear_dead(
     values, turn, tile, first_key, end_key, context_len, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr, both=None
 ):
-    """Zero values of the next tile outside positions [first_key, end_key), if there are any, for 0 * NaN is NaN.
+    """Zero the next tile's values outside positions [first_key, end_key), if there are any, because 0 * NaN is NaN.
 
-    both: barrier of two consumers that share a latent tile.  Both must have multiplied its keys before; then each zeros
-    the same values.
+    both: mbarrier of two consumers that share a tile of latents.  Both wait until both have multiplied the tile's keys;
+    then each zeros all of these values.
     """
     empty = gap_before(tile, context_len, S)
     first = tile * S.TILE - empty
@@ -120,9 +120,9 @@ def clear_dead(
 
 @gluon.jit
 def places_of_keys(L: gl.constexpr, S: gl.constexpr):
-    """(a, b), int32, `by_thread`: a + b is a key's number in its tile.
+    """(a, b), int32: a + b is a key's number in its tile, for scores [R, TILE / 8, 4, 2] (`by_thread`) in layout L.
 
-    a [1, TILE / 8, 1, 2] is known at compile time for each register; b [1, 1, 4, 1] depends on the thread alone.
+    a [1, TILE / 8, 1, 2] is known at compile time for each register.  b [1, 1, 4, 1] depends on the thread alone.
     """
     eight = gl.arange(0, S.TILE // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L))))
     pair = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L))))
@@ -139,9 +139,10 @@ def add_alibi(
 ):
     """Return scores [R, N] * factor + slope * (key - query) + offset [R, 4], by two operations for each score.
 
-    Symmetric ALiBi: - slope * |key - query| instead, by four operations.
-    A key's number splits into a part known at compile time and a part of the thread (`places_of_keys`).  Converting an
-    integer for each score would take as long as its exponential.
+    Symmetric ALiBi adds -slope * |key - query| instead, by four operations.  first: position of the tile's first key.
+
+    A key's number has a part that is known at compile time, and a part of the thread (`places_of_keys`).  Converting an
+    integer for each score would take as long as an exponential.
     """
     x = by_thread(scores)
     L: gl.constexpr = x.type.layout
@@ -149,7 +150,7 @@ def add_alibi(
     if mods.shard_rank is not None:
         if added_apart(S.STRIPE, S.TILE):
             known, pair, first = spread(known, S), spread(pair, S), place_of_key(first, mods, S)
-        else:  # no number is known then
+        else:  # then no part of a key's position is known at compile time
             pair = place_of_key(first + known + pair, mods, S)
             known, first = 0 * known, 0 * first
     slope = _by_row(slopes, L)
@@ -173,7 +174,7 @@ def add_alibi(
 
 @gluon.jit
 def slopes_of(rows, mods, S: gl.constexpr):
-    """ALiBi slopes of rows, loaded once for all tiles; 0.0 without ALiBi."""
+    """Return ALiBi slopes of rows, [R], for all tiles; 0.0 without ALiBi."""
     if mods.alibi_slopes is not None:
         return load_slopes(rows, mods, S)
     else:
@@ -182,7 +183,7 @@ def slopes_of(rows, mods, S: gl.constexpr):
 
 @gluon.jit
 def _by_row(x, L: gl.constexpr):
-    """[R] as [R, 1, 1, 1]."""
+    """Return x [R] as [R, 1, 1, 1] in layout L."""
     x = gl.convert_layout(x, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L))))
     return gl.expand_dims(gl.expand_dims(gl.expand_dims(x, 1), 2), 3)
 
@@ -198,8 +199,8 @@ def has_edges(rows, span, tile, S: gl.constexpr):
 def mask_edges(scores, rows, span, tile, mods, S: gl.constexpr):
     """Return scores [R, N] with minus infinity where a row must not see a key.
 
-    The part of a key's number that is known at compile time is compared, which takes no registers.  The thread's part
-    moves the bounds.
+    Bounds are compared with the part of a key's number that is known at compile time, which takes no registers.  The
+    thread's part of the number is subtracted from the bounds.
     """
     if has_edges(rows, span, tile, S):
         first = tile * S.TILE - gap_before(tile, rows.context_len, S)
@@ -221,12 +222,12 @@ def judge(
 ):  # fmt: skip
     """(weights, decay, maxima, sums, acc) of a tile's scores [R, N], after modifiers and masks; see `weigh`.
 
-    slopes: of the rows, if mods have any.
-    AT_ONCE: weigh by the maxima so far, and multiply acc by decay.  A first tile, whose rows mostly have no maximum,
-    comes without AT_ONCE, and the caller has to multiply acc.
+    slopes: from `slopes_of`.  AT_ONCE: weigh by the maxima so far, and multiply acc by decay.  A first tile, whose rows
+    mostly have no maximum, comes without AT_ONCE, and then the caller has to multiply acc by decay.
     """
-    # RELATIVE: ALiBi's bias includes the maximum, so weights are plain powers: an operation less for each score.
-    # Not with a sink: a sink may be the first maximum, and so far below all scores that differences lose their bits.
+    # RELATIVE: ALiBi's bias includes the maximum, so weights are plain powers, by an operation less for each score.
+    # With a sink, it does not: a sink may be the first maximum, so far below all scores that differences lose their
+    # bits.
     HIDES: gl.constexpr = hides_between(mods, S)
     PLAIN: gl.constexpr = not HIDES and mods.sinks is None
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and PLAIN
@@ -275,6 +276,6 @@ def judge(
 
 @gluon.jit
 def leave(ring, turn, STAGES: gl.constexpr, P: gl.constexpr):
-    """Release a tile; return the next turn."""
+    """Release the turn's tile; return the next turn."""
     release_tile(ring, turn, P)
     return advance(turn, STAGES)
