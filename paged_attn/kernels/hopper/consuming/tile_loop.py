@@ -170,8 +170,7 @@ def send_tiles(
         )
         sums = sums * decay + added
         following = pin(following)
-        # ptxas moves exponentials of new maxima behind this wait; a fence that kept them before it cost more than it
-        # hid
+        # ptxas moves exponentials of new maxima behind this wait; preventing that cost more than it hid
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)
         v_turn = leave(values, v_turn, P.VALUE_STAGES, P)

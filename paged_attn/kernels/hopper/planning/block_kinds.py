@@ -1,4 +1,4 @@
-"""Kinds of blocks: how many warpgroups multiply, how many rows each has, and which warpgroups share one code."""
+"""Kinds of blocks: how many warpgroups multiply, how many rows each has, and which warpgroups run one copy of code."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -74,20 +74,20 @@ class BlockKind(NamedTuple):
     """One row of `KINDS`: a kind of block, and the calls that get it."""
 
     name: str
-    consumers: int  # warpgroups, or groups of them, with code of their own
-    rows: int  # of each, 64 for a warpgroup
+    consumers: int  # consumers, each of which has its own copy of the code
+    rows: int  # query rows of each consumer, 64 for each of its warpgroups
     when: Callable[[Problem], bool]
     reason: str
     decided: str
 
 
 def block_kind(p: Problem, two_lists: bool) -> BlockKind:
-    """Return the first kind whose condition holds; two_lists: many rows and few rows have a list each."""
+    """Return the first kind whose condition holds; two_lists: long and short queries have a list each."""
     return next(kind for kind in (KINDS_OF_TWO_LISTS if two_lists else KINDS) if kind.when(p))
 
 
 def _queries_are_long(p: Problem) -> bool:
-    """Whether queries are so long that copies of code cost nothing; over x-packed caches copies gain nothing."""
+    """Whether queries are so long that copies of code cost nothing; False over x-packed caches, which gain nothing."""
     return (
         conversion(p) == NONE
         and not p.packed
@@ -112,12 +112,12 @@ def one_block_may_see_most_keys(p: Problem) -> bool:
 
 
 def _rounds_by_rows(p: Problem, warpgroups: int, blocks: int) -> int:
-    """Rounds times warpgroups: the time of a program, in blocks of 64 rows, where all blocks take equally long."""
+    """Return a program's time, in blocks of 64 rows, if all blocks take equally long: rounds * warpgroups."""
     return warpgroups * cost.rounds(p, blocks)
 
 
 def four_warpgroups_have_room(p: Problem) -> bool:
-    """Whether registers hold the results of four warpgroups: up to 64 dims, and no converter."""
+    """Whether registers suffice for four warpgroups: results of up to 64 dims, and no converter."""
     return conversion(p) == NONE and widest_of(p) <= 64
 
 
@@ -133,10 +133,10 @@ def four_warpgroups_end_sooner(p: Problem) -> bool:
 
 
 def three_copies_have_room(p: Problem) -> bool:
-    """Whether the code of three loops fits registers and the instruction cache.
+    """Whether three copies of the loop fit registers and the instruction cache.
 
-    True for heads of 128 dims without bias, new keys, modified scores in a window, or a softcap that takes more than
-    tanh's instruction.
+    True for heads of 128 dims, except with a bias, new keys, modified scores in a window, or a softcap that takes more
+    than tanh's instruction.
     """
     if is_wide(p) or padded_dim(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or terms_of(p) > 0)):
         return False
@@ -144,7 +144,7 @@ def three_copies_have_room(p: Problem) -> bool:
 
 
 def three_copies_end_sooner(p: Problem) -> bool:
-    """Whether blocks of 192 rows are so many that none is cut, and fill rounds as well as blocks of 128 rows."""
+    """Whether blocks of 192 rows are so many that none is cut, and fill rounds of programs as well as 128 rows do."""
     if not p.modified and p.window_left < 0 and p.max_seqlen_k < MIN_KEYS_WORTH_CODE_COPIES:
         return False
     group = p.heads // p.kv_heads

@@ -69,7 +69,7 @@ BYTES_THAT_LEAVE_L2: Annotated[
 def blocks_launch(p: Problem, shortest: int, two_lists: bool) -> Launch:
     """Return the launch of blocks of 128, 192 or 256 rows, with items from a counter.
 
-    two_lists: many rows and few rows have a list and a counter each; never with a converter.
+    two_lists: long and short queries have a list and a counter each; never with a converter.
     """
     parts = 1 if two_lists else parts_of(p, shortest > 1)
     p = p._replace(kv_heads=p.kv_heads * parts)
@@ -79,7 +79,7 @@ def blocks_launch(p: Problem, shortest: int, two_lists: bool) -> Launch:
 
 
 def blocks_beside_launch(p: Problem, shortest: int) -> Launch:
-    """Return the launch of blocks of 128 rows that leave shared memory to few rows in every program."""
+    """Return the launch of blocks of 128 rows that leave shared memory for few rows beside them in every program."""
     pipe, _ = _pipe_of(p, False)
     tile = ELEMENTS_OF_TILES_BESIDE // padded_dim(p)
     keys, values = RINGS_BESIDE_FEW_ROWS
@@ -135,10 +135,10 @@ def _blocks_may_be_cut(p: Problem, pipe: Pipe, tokens: int) -> bool:
 
 
 def _heads_abreast(p: Problem, split: bool) -> int:
-    """Return the number of KV heads whose blocks come before the next heads' blocks, a divisor; 0: all side by side.
+    """Return the number of KV heads whose blocks come before the next heads' blocks; 0: all KV heads side by side.
 
-    Up to twice MAX_HEADS_ABREAST heads stay side by side, for their programs share tiles anyhow.  Heads of blocks that
-    may be cut stay side by side, too, for cut blocks have to come last.
+    The number divides kv_heads.  Up to twice MAX_HEADS_ABREAST heads stay side by side, because their programs share
+    tiles anyhow.  If blocks may be cut, all heads stay side by side, because cut blocks have to come last.
     """
     head_bytes = p.max_seqlen_k * (p.head_dim + p.value_width) * p.cache.itemsize
     if split or p.kv_heads <= 2 * MAX_HEADS_ABREAST or p.kv_heads * head_bytes < BYTES_THAT_LEAVE_L2:
@@ -148,9 +148,9 @@ def _heads_abreast(p: Problem, split: bool) -> int:
 
 
 def _merge_joins_sooner(p: Problem, launch: Launch) -> bool:
-    """Whether a merge launch joins pieces: few blocks have many pieces each.
+    """Whether a merge launch joins pieces, because few blocks have many pieces each.
 
-    Only with one consumer, whose rows lie in scratch in the order of the block.
+    False with several consumers: only one consumer's rows lie in scratch in the order of the block.
     """
     shape, pipe = launch.shape, launch.pipe
     if not shape.SPLIT or pipe.MIXED or pipe.CONSUMERS > 1:
@@ -161,7 +161,7 @@ def _merge_joins_sooner(p: Problem, launch: Launch) -> bool:
 
 
 def _begins_next_item(p: Problem, pipe: Pipe, split: bool) -> bool:
-    """Whether the consumer begins the next item ahead: a single one, with two query slots and registers for scores.
+    """Whether a single consumer works an item ahead: its queries come by TMA, and registers hold the next scores.
 
     Blocks that may be cut need too many registers for states and joining.
     """
@@ -170,10 +170,10 @@ def _begins_next_item(p: Problem, pipe: Pipe, split: bool) -> bool:
 
 
 def _sends_products_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
-    """Whether two warpgroups send products in turn, where some ran in step when left alone.
+    """Whether two warpgroups start products in turn (ping-pong), because some builds ran in step without turns.
 
-    True for blocks that may be cut (they are long), modified scores, new keys, rows that no group fills, and
-    log-sum-exps behind a context.  All others, and all beside a converter, only lose time.
+    True for blocks that may be cut (they are long), modified scores, new keys, groups that leave rows empty, and
+    log-sum-exps behind a context.  Other blocks, and all beside a converter, only lose time by turns.
     """
     if pipe.ROWS != 128 or pipe.CONVERT != NONE:
         return False
@@ -182,9 +182,9 @@ def _sends_products_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
 
 
 def _weighs_at_once(p: Problem, tile: int) -> bool:
-    """Whether registers keep scores until a tile's weights are known to be final.
+    """Whether registers keep a tile's scores until its weights are known to be final (Pipe.AT_ONCE).
 
-    With a converter, only scores of small tiles or heads fit.
+    If there is a converter, registers hold only scores of tiles of 64 keys, or of heads of 64 dims.
     """
     convert = conversion(p)
     return convert == NONE or (convert != TRANSPOSE and widest_of(p) <= 128 and (tile == 64 or widest_of(p) == 64))
@@ -200,7 +200,7 @@ def _pipe_of(p: Problem, two_lists: bool) -> tuple[Pipe, int]:
         rings = block_rings(p, kind.consumers, kind.rows, two_lists)
     terms = 0 if two_lists else terms_of(p)
     loaders = 1 if p.widest > 256 else loaders_of(p, rings.tile, p.modified and not (terms and rings.tile == 128))
-    # with two lists, weighing tiles again would be too much code
+    # with two lists, code that makes weights again would be too much
     at_once = _weighs_at_once(p, rings.tile) and not two_lists and rings.tile > 32
     pipe = Pipe(
         SHARES=False,

@@ -1,4 +1,4 @@
-"""Tile sizes of blocks, and slots of the rings that bring tiles; also for values of another width than keys."""
+"""Tile sizes of blocks, and slots of their rings; also for wide heads, and for values of another width than keys."""
 
 from typing import Annotated, NamedTuple
 
@@ -19,12 +19,12 @@ from .shapes import SHARED_BYTES, in_boxes, is_decode, padded_dim, padded_value_
 
 
 class RingSizes(NamedTuple):
-    """Slots of the rings of keys, values and raw fp8 tiles (a converter's input), and keys of a tile."""
+    """Slots of the rings of blocks, and keys of a tile."""
 
-    keys: int
-    values: int
-    raw: int
-    tile: int
+    keys: int  # slots of the ring of keys
+    values: int  # slots of the ring of values
+    raw: int  # slots of each ring of fp8 tiles that a converter reads
+    tile: int  # keys of a tile
 
 
 RINGS = {  # by (conversion, padded head dims)
@@ -42,7 +42,7 @@ RINGS = {  # by (conversion, padded head dims)
 RINGS_OF_THREE_CONSUMERS = RingSizes(6, 5, 0, 64)  # of 128 dims
 RINGS_OF_FOUR_WARPGROUPS = RingSizes(8, 8, 0, 64)  # of up to 64 dims
 MAX_SLOTS = 8  # a ring has no more barriers (`gates.DEPTH`)
-# (key slots, value slots) of blocks beside few rows, and of those few rows; elements of a tile of either.
+# (key slots, value slots) of blocks beside few rows, and of these few rows; keys x dims of a tile of both.
 RINGS_BESIDE_FEW_ROWS, RINGS_OF_FEW_ROWS, ELEMENTS_OF_TILES_BESIDE = (3, 3), (3, 2), 64 * 128
 
 MAX_KEYS_OF_HALF_TILES: Annotated[
@@ -79,7 +79,7 @@ def loop_has_half_tiles(p: Problem) -> bool:
 
 
 def block_rings(p: Problem, consumers: int, rows: int, two_lists: bool) -> RingSizes:
-    """Return the rings of blocks of `consumers` x `rows` rows; most softcaps get a loop of half the code."""
+    """Return the rings of blocks of `consumers` x `rows` rows; with most softcaps, half tiles halve the loop's code."""
     if consumers == 3:
         return RINGS_OF_THREE_CONSUMERS
     if rows == 256:
@@ -95,11 +95,11 @@ def block_rings(p: Problem, consumers: int, rows: int, two_lists: bool) -> RingS
     return sizes
 
 
-BYTES_BESIDE_TILES = 3 << 10  # of shared memory, for barriers and messages to partitions
-BYTES = 2  # of an element
-ROWS = 128  # of a block of wide heads
+BYTES_BESIDE_TILES = 3 << 10  # bytes of shared memory for barriers and arguments of warp partitions
+BYTES = 2  # bytes of an element
+ROWS = 128  # query rows of a block of wide heads
 MAX_DIMS_OF_RESULTS = 256  # a thread's registers hold no more
-MAX_DIMS_OF_WHOLE_TILES = 128  # of values; results of more dims leave registers for scores of 64 keys only
+MAX_DIMS_OF_WHOLE_TILES = 128  # value dims; results of more dims leave registers for scores of 64 keys only
 
 
 def blocks_take(p: Problem) -> bool:
@@ -138,9 +138,9 @@ def key_dims_of(p: Problem) -> int:
 
 
 def rings_of_wide_blocks(p: Problem, rows: int, query_slots: int) -> RingSizes:
-    """Return the rings of blocks of `rows` rows: as many slots as fit, and one more of keys where it fits.
+    """Return the rings of blocks of `rows` rows: as many slots as fit, and one more slot of keys if it fits.
 
-    Over fp8: the rings of the larger of both widths.
+    Over fp8, both widths get the rings of the larger one.
     """
     if conversion(p) != NONE:
         return RINGS[conversion(p), widest_of(p)]

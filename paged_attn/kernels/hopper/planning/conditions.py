@@ -11,7 +11,7 @@ from .cost import long_scores
 from .operands import MAX_ROWS, NONE, columns_beside, columns_of_list, conversion
 from .shapes import MAX_SEQS_OF_ONE_WARP, is_even, padded_dim, rows_of
 
-ROWS_OF_A_BLOCK, MAX_HEADS = 128, 64  # heads of a group that a consumer has rows for
+ROWS_OF_A_BLOCK, MAX_HEADS = 128, 64  # query rows of a block; most heads of a group, for which a consumer has rows
 MIN_FRACTION_OF_ROWS: Annotated[
     float,
     Threshold(
@@ -54,9 +54,9 @@ MIN_FP8_SCORES_WORTH_PARTS: Annotated[
 def parts_of(p: Problem, apart: bool) -> int:
     """Return the number of parts into which a KV head's query heads are cut, each with blocks of its own; 1: not cut.
 
-    A part has a power of two of heads.  Groups are cut only if queries are long enough to fill the parts' blocks.
-    apart: sequences of one token have another launch, so one long sequence is enough.  One is sure to exist where
-    max_seqlen_q leaves at least a token for each other sequence.
+    The number of a part's heads is a power of two.  Groups are cut only if queries are long enough to fill the parts'
+    blocks.  apart: sequences of one token have another launch, so one long sequence is enough.  A long sequence is sure
+    to exist if max_seqlen_q leaves at least a token for each other sequence.
     """
     group = p.heads // p.kv_heads
     parts = group // min(group & -group, MAX_HEADS)
@@ -68,17 +68,17 @@ def parts_of(p: Problem, apart: bool) -> int:
 
 
 def blocks_are_parts(p: Problem) -> bool:
-    """Whether a call's blocks have parts of a group each; the Hopper kernels serve no few rows of such groups."""
+    """Whether each of a call's blocks has a part of a group; for such groups, no Hopper kernel serves few rows."""
     return p.ragged and p.only != "decode" and not p.batch_invariant and parts_of(p, not is_even(p)) > 1
 
 
 def all_blocks_are_parts(p: Problem) -> bool:
-    """Whether every sequence is long enough for blocks of parts, which read its keys once a part."""
+    """Whether every sequence is long enough for blocks of parts, which read the sequence's keys once for each part."""
     return p.only is not None or is_even(p) or parts_of(p, False) > 1
 
 
 def parts_save_a_launch(p: Problem) -> bool:
-    """Whether parts of long queries save more time than the decodes' own launch takes."""
+    """Whether parts of long queries save more time than a launch of their own takes for decodes."""
     if all_blocks_are_parts(p) or parts_of(p, True) == 1:
         return False
     least = MIN_SCORES_WORTH_PARTS if p.cache.itemsize == 2 else MIN_FP8_SCORES_WORTH_PARTS
@@ -142,7 +142,7 @@ def products_hide_reading(p: Problem) -> bool:
 
 
 def reading_takes_no_time(p: Problem) -> bool:
-    """Whether there is little to read, and no product hides even that.
+    """Whether there is little to read, and few rows beside blocks would not hide even that behind products.
 
     With one KV head, few rows beside blocks would be cut into too many pieces.
     """
@@ -152,7 +152,7 @@ def reading_takes_no_time(p: Problem) -> bool:
 
 
 def few_rows_have_no_columns(p: Problem) -> bool:
-    """Whether few rows can only be blocks: new keys beside an x-packed cache, or 16 bits without columns in a list."""
+    """Whether few rows have to be blocks: new keys beside an x-packed cache, or 16 bits without columns in a list."""
     if p.packed:
         return p.new
     return conversion(p) == NONE and (padded_dim(p) > 128 or not columns_of_list(p))
@@ -170,7 +170,7 @@ def decodes_read_faster_alone(p: Problem) -> bool:
     return cost.seqs_tried(p) * p.kv_heads <= p.device.multiprocessors
 
 
-KEYS_BESIDE_A_WINDOW = 16 + 64  # a block of 16 rows sees more than the window, and a tile may begin before it
+KEYS_BESIDE_A_WINDOW = 16 + 64  # read besides a window: for 16 rows of a block, and by a tile that begins before
 MAX_PORTABLE_KEYS: Annotated[
     int,
     Threshold(
@@ -229,7 +229,7 @@ def portable_hides_waits_beside_blocks(p: Problem) -> bool:
     return cost.seqs_tried(p) * p.kv_heads > MIN_DECODES_PER_PROGRAM * p.device.multiprocessors
 
 
-TILE = 64  # keys, for counting
+TILE = 64  # keys of a tile, for the counts below
 MAX_ROWS_OF_EVEN_SHARES: Annotated[
     int,
     Threshold(

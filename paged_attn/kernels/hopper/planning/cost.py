@@ -26,38 +26,38 @@ MAX_TIME_OF_WHOLE_BLOCKS: Annotated[
 
 
 def seqs_tried(p: Problem) -> int:
-    """Sequences, rounded up to a power of two."""
+    """Return the number of sequences, rounded up to a power of two."""
     return next_power_of_2(p.seqs)
 
 
 def bytes_of_keys(p: Problem, seqs: int, keys: int) -> int:
-    """Bytes of keys and values of `seqs` sequences with `keys` keys each; values within keys count once."""
+    """Return bytes of keys and values of `seqs` sequences with `keys` keys each; latents count once."""
     dims = p.head_dim + (0 if reads_latents(p) else p.value_width)
     return seqs * keys * p.kv_heads * dims * p.cache.itemsize
 
 
 def long_tokens(p: Problem) -> int:
-    """Query tokens beyond one for each sequence, about as many as long queries have beside decodes."""
+    """Return query tokens beyond one for each sequence: about the tokens of long queries, if the others are decodes."""
     return p.tokens - p.seqs
 
 
 def long_scores(p: Problem) -> int:
-    """Scores of `long_tokens` in all heads, with the keys that sequences of max_seqlen_q tokens are sure to see."""
+    """Return scores of `long_tokens` in all heads, over the most keys that sequences of max_seqlen_q tokens see."""
     return long_tokens(p) * p.heads * p.keys_seen(p.max_seqlen_q)
 
 
 def blocks_at_most(p: Problem, tokens: int) -> int:
-    """The most blocks of `tokens` tokens that a batch may have for a KV head."""
+    """Return the most blocks of `tokens` tokens that a batch may have for a KV head."""
     return p.tokens // tokens + p.seqs
 
 
 def blocks_likely(p: Problem, tokens: int) -> int:
-    """Blocks of `tokens` tokens for a KV head: exact where all sequences have equally many queries, else the most."""
+    """Return blocks of `tokens` tokens for a KV head: exact if all sequences have equally many queries, or the most."""
     return p.seqs * cdiv(p.max_seqlen_q, tokens) if is_even(p) else blocks_at_most(p, tokens)
 
 
 def rounds(p: Problem, blocks: int) -> int:
-    """Rounds that `blocks` blocks of each KV head take, with one item for each multiprocessor a round."""
+    """Return the rounds that `blocks` blocks of each KV head take, with one block for each multiprocessor a round."""
     return cdiv(blocks * p.kv_heads, p.device.multiprocessors)
 
 

@@ -48,16 +48,16 @@ MAX_BYTES_OF_COPIES: Annotated[
 
 
 def copies(p: Problem) -> Copies | None:
-    """Return the whole pages into which a call's keys are copied first; None: its pages fit boxes, or no gain."""
+    """Return the whole pages into which a call's keys are copied first; None: a copy is not needed or not worth it."""
     found = copies_of(p)
     return found if _can_be_copied(p) and _is_worth_a_copy(p) and found.bytes <= MAX_BYTES_OF_COPIES else None
 
 
 def _can_be_copied(p: Problem) -> bool:
-    """Whether the size of pages alone keeps the Hopper kernels from a call.
+    """Whether a call's keys may be copied, and pages of other than a multiple of 8 tokens make a copy necessary.
 
-    `batch_invariant`: a copy's worth depends on the batch, which must not select the kernels.  Windows by head: a copy
-    takes all heads at once, and pages outside of some head's window may be gone.
+    False with `batch_invariant`: a copy's worth depends on the batch, which must not select the kernels.  False with
+    windows by head: a copy takes all heads at once, and pages outside some head's window may be gone.
     """
     return not (in_boxes(p) or p.packed or p.latent or p.batch_invariant or is_decode(p) or p.head_windows)
 
@@ -73,7 +73,7 @@ def _is_worth_a_copy(p: Problem) -> bool:
     return scores >= max(MIN_SCORES_WORTH_A_COPY, MIN_SCORES_PER_COPIED_KEY * copied * p.kv_heads)
 
 
-COUNTERS_PER_LAUNCH = 4  # before those of pieces: items taken, programs done
+COUNTERS_PER_LAUNCH = 4  # counters before those of pieces: items taken of two lists, ended programs, one unused
 
 # (condition, what a call asks for where the condition is false).  Caches of 32 bits fail the first condition alone.
 CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
@@ -145,7 +145,7 @@ def regime(p: Problem) -> tuple[str, str]:
 
 
 def need_of(launch: Launch) -> Need:
-    """Scratch of a launch, whose size depends on the device and, with pieces of a fixed size, on bounds."""
+    """Return the scratch of a launch; its size depends on the device and, with fixed pieces, on bounds of lengths."""
     shape, pipe = launch.shape, launch.pipe
     slots = launch.slots if shape.SPLIT else 0
     states = slots * shape.LIVE * (shape.VALUE_PADDED + 2) + launch.cuts

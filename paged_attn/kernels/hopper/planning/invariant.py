@@ -53,7 +53,7 @@ def launch_of_blocks(p: Problem, shortest: int) -> Launch:
 
 
 def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -> Launch | None:
-    """Even shares of all tiles; None: scratch has no room for the state that every piece leaves."""
+    """Return a launch of even shares of all tiles; None: scratch cannot hold the states of all pieces."""
     queries = max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1
     live = 2 * ROWS_PER_CONSUMER if consumers == 2 else min(ROWS_PER_CONSUMER, next_power_of_2(queries * _group(p)))
     pieces = most_pieces(p, KEYS_PER_PIECE, min(longest, p.max_seqlen_q))
@@ -69,7 +69,7 @@ def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -
 
 
 def _whole(p: Problem, blocks: int, shortest: int, longest: int) -> Launch:
-    """A launch of whole blocks, with items from a counter."""
+    """Return a launch of whole blocks, with items from a counter."""
     pipe = _pipe(p, 2, loaders_of(p, _tile(p), p.modified))._replace(QUERY_BOX=p.query_box)
     return _launch(
         p, pipe, False, min(p.device.multiprocessors, blocks * p.kv_heads), shortest, longest, 2 * ROWS_PER_CONSUMER, 0
@@ -88,7 +88,7 @@ def _launch(
 
 
 def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
-    """Pipe of whole blocks; two consumers and the sums of earlier pieces leave two slots of 128 keys for each ring."""
+    """Return the pipe of whole blocks; beside two consumers' bank, each ring has two slots of 128 keys x 128 dims."""
     slots = (2 if padded_dim(p) == 128 else 4) * (128 // _tile(p))
     return Pipe(
         SHARES=False,
@@ -105,7 +105,7 @@ def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
 
 
 def _tile(p: Problem) -> int:
-    """Keys of a tile; depends on the call's options alone, never on its sizes."""
+    """Return the keys of a tile, which depend on the call's options alone, never on its sizes."""
     return 64 if p.softcap else 128
 
 
@@ -119,18 +119,18 @@ def queries_fit_one_block(p: Problem) -> bool:
 
 
 def launches_of_both(p: Problem, shortest: int) -> tuple[Launch, ...]:
-    """Two launches: blocks of long queries, and one block for each sequence of few rows."""
+    """Return two launches: blocks of long queries, and one block for each sequence of few rows."""
     few = max(1, MAX_ROWS_BESIDE_LONGER // _group(p))
     return (launch_of_blocks(p, few + 1), launch_of_one_block(p, shortest, few))
 
 
 def _tokens(p: Problem, consumers: int) -> int:
-    """Query tokens of a block."""
+    """Return the query tokens of a block of `consumers` consumers."""
     return consumers * (ROWS_PER_CONSUMER // _group(p))
 
 
 def _blocks(p: Problem, shortest: int, consumers: int) -> int:
-    """The most blocks that sequences of `shortest` tokens or more can have for a KV head."""
+    """Return the most blocks that sequences of `shortest` tokens or more can have for a KV head."""
     tokens = _tokens(p, consumers)
     if is_even(p):
         return p.seqs * cdiv(p.max_seqlen_q, tokens)

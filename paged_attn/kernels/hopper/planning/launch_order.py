@@ -13,43 +13,44 @@ from .wide_heads import shares_take
 
 
 def shortest_of(p: Problem) -> int:
-    """Query tokens of the shortest sequence that the call asks for: 2 if it asks for prefills alone."""
+    """Return the fewest query tokens of a sequence that the call asks for: 2 if the call asks for prefills alone."""
     return 0 if p.only is None else 2
 
 
 def drafts_of_parts(p: Problem) -> int:
-    """Query tokens, inclusive, up to which the portable kernel reads keys sooner than blocks of parts.
+    """Return the query tokens, inclusive, up to which the portable kernel reads keys sooner than blocks of parts.
 
-    The portable kernel has a block for each token, taken as twice as slow as a block of one part for that token.
+    A sequence takes a portable block for each token, or one block for each part.  A portable block is assumed to take
+    twice as long as a part's block.
     """
     return parts_of(p, True) // 2
 
 
 def tokens_of_columns(p: Problem) -> int:
-    """Query tokens, inclusive, up to which rows are columns of a launch of their own."""
+    """Return the query tokens, inclusive, up to which rows are columns in a launch of their own."""
     return max(1, MAX_COLUMNS * p.kv_heads // p.heads)
 
 
 def tokens_of_portable(p: Problem) -> int:
-    """Query tokens, inclusive, up to which the portable kernel serves few rows beside blocks."""
+    """Return the query tokens, inclusive, up to which the portable kernel serves few rows beside blocks."""
     return few_apart(p, shortest_of(p)).longest
 
 
 def shares(p: Problem) -> tuple[Launch, ...]:
-    """One launch of even shares for all sequences."""
+    """Return one launch of even shares for all sequences."""
     return (shares_launch(p, shortest_of(p), UNBOUNDED),)
 
 
 def blocks(p: Problem, two_lists: bool = False) -> tuple[Launch, ...]:
-    """Blocks of all sequences, as items from a counter."""
+    """Return one launch of blocks of all sequences, with items from a counter."""
     return (blocks_launch(p, shortest_of(p), two_lists),)
 
 
 def wide_blocks(p: Problem) -> tuple[Launch, ...]:
-    """Blocks of all sequences with two widths or wide heads: a launch for each 256 dims of values.
+    """Return launches of blocks with two widths or wide heads: one for each 256 dims of values.
 
-    Few rows have an earlier launch over fp8, where a converter is slower than memory, and beyond 256 dims, where two
-    launches read the keys.
+    Few rows have an earlier launch over fp8, because a converter is slower than memory, and beyond 256 dims, because
+    two launches of blocks would read their keys.
     """
     launches = blocks(p)
     if not is_even(p) and (p.cache.itemsize == 1 or p.widest > 256):
@@ -64,33 +65,33 @@ def wide_blocks(p: Problem) -> tuple[Launch, ...]:
 
 
 def shares_then_blocks(p: Problem, longest: int) -> tuple[Launch, ...]:
-    """Even shares of sequences of up to `longest` tokens; blocks of the others begin as the shares end."""
+    """Return even shares of sequences of up to `longest` tokens, then blocks of the others, which begin meanwhile."""
     return _overlapped(shares_launch(p, shortest_of(p), longest, leads=True), blocks_launch(p, longest + 1, False))
 
 
 def portable_then_blocks(p: Problem, longest: int) -> tuple[Launch, ...]:
-    """The portable kernel for sequences of up to `longest` tokens; blocks of the others begin as its programs end."""
+    """Return a portable launch of sequences of up to `longest` tokens, then overlapping blocks of the others."""
     return _overlapped(few_apart(p, shortest_of(p)), blocks_launch(p, longest + 1, False))
 
 
 def portable_then_blocks_then_drafts(p: Problem) -> tuple[Launch, ...]:
-    """Three launches: decodes by the portable kernel, blocks, and drafts by the portable kernel."""
+    """Return three launches: decodes by the portable kernel, blocks, and drafts by the portable kernel."""
     longest = drafts_of_parts(p)
     return (*portable_then_blocks(p, longest), drafts_apart(p, longest))
 
 
 def blocks_beside_shares(p: Problem) -> tuple[Launch, ...]:
-    """One launch of the mixed kernel: a warpgroup serves few rows beside the blocks."""
+    """Return one launch of the mixed kernel: a warpgroup serves few rows beside the blocks."""
     longest = columns_beside(p) * p.kv_heads // p.heads
     blocks = blocks_beside_launch(p, longest + 1)
     return (blocks._replace(beside=shares_beside_launch(p, shortest_of(p), longest)),)
 
 
 def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:
-    """Two launches of different sequences: programs of the second begin where programs of the first have ended.
+    """Return two launches, of different sequences, so that programs of the second begin as those of the first end.
 
-    Few rows come first: memory serves some of their programs later than others, and blocks fill the idle
-    multiprocessors.
+    Few rows come first.  Memory serves some of their programs later than others, and blocks fill the multiprocessors
+    that are idle meanwhile.
     """
     first = first._replace(shape=first.shape._replace(LEADS=True))
     return first, second._replace(pipe=second.pipe._replace(FOLLOWS=True))

@@ -32,7 +32,7 @@ def conversion(p: Problem) -> int:
     return WIDEN_VALUES if in_two else WIDEN
 
 
-TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # of polynomials of `asm/weights.py`: off as much as tanh.approx, as exponentials
+TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # terms of a softcap's polynomial: as exact as tanh.approx, as exponentials
 _SMALL = "the polynomial holds above a maximum of the row's scores, which rises as the cap falls: 2.7 for these caps"
 MIN_CAP_OF_TANH: Annotated[
     float,
@@ -52,8 +52,8 @@ def has_tanh(p: Problem) -> bool:
 def terms_of(p: Problem) -> int:
     """Return the number of terms of the polynomial that caps scores of blocks; 0: special functions, or no softcap.
 
-    Beyond 128 dims, special functions end before the products do.  Below, four warpgroups have no registers for the
-    exact polynomial.
+    Beyond 128 dims, special functions end before the products do.  With 64 dims, four warpgroups have no registers for
+    the exact polynomial.
     """
     if (
         p.alibi
@@ -70,7 +70,7 @@ def terms_of(p: Problem) -> int:
     return TERMS_EXACTLY if p.softcap >= MIN_CAP_OF_EXACT_TERMS and widest_of(p) == 128 else 0
 
 
-MAX_ROWS = 64  # of a block of few rows, whether they are rows or columns of products
+MAX_ROWS = 64  # query rows of a block of few rows, as rows or as columns of products
 MAX_COLUMNS: Annotated[
     int,
     Threshold(
@@ -124,7 +124,10 @@ MIN_KEYS_WORTH_FP8_PRODUCTS: Annotated[
 
 
 def columns_of_shares(p: Problem, rows: int, several: bool) -> int:
-    """Return the columns of a block of `rows` rows of one token or several; 0: its rows are rows of products."""
+    """Return the columns of a block of `rows` query rows; 0: query rows are rows of products.
+
+    several: the rows are heads of several tokens.
+    """
     if only_columns(p):
         return wide_columns(p, rows)
     if p.cache.itemsize == 1:
@@ -137,7 +140,7 @@ def columns_of_shares(p: Problem, rows: int, several: bool) -> int:
 
 
 def columns_beside(p: Problem) -> int:
-    """Return the columns of few rows beside blocks, as many as registers allow; 0: no warpgroup serves few rows."""
+    """Return the columns of few rows beside blocks, as many as registers allow; 0: few rows cannot be beside blocks."""
     if padded_dim(p) > 128:
         return 0
     return MAX_COLUMNS if p.heads // p.kv_heads <= MAX_COLUMNS else MAX_DRAFT_COLUMNS
@@ -163,7 +166,7 @@ def packed_rows_are_columns(p: Problem) -> bool:
 
 
 def two_blocks_of_columns(p: Problem) -> bool:
-    """Whether two blocks of columns serve a sequence of 33 to 64 rows; True where no other block can."""
+    """Whether two blocks of columns serve a sequence of 33 to 64 rows; True if no other kind of block can."""
     if p.packed:
         if p.cache.itemsize == 1:
             return True
@@ -179,7 +182,7 @@ def two_blocks_of_columns(p: Problem) -> bool:
 
 
 def packed_tiles_are_operands(p: Problem) -> bool:
-    """Whether blocks can multiply tiles of an x-packed cache in place, without a copy through registers."""
+    """Whether blocks can multiply tiles of an x-packed cache from shared memory, not through registers."""
     return p.cache.itemsize == 2 and p.page_size % VALUES_PER_CORE_ROW == 0 and p.ragged and not is_decode(p)
 
 

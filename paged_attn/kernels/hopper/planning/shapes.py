@@ -14,11 +14,11 @@ from ...portable.launches import merge_of
 from ...portable.tuning import SHARED_MEMORY
 from ..args import Pipe
 
-MAX_SEQS_OF_ONE_SCAN = 128  # one step searches them and adds up their work
-MAX_SEQS_OF_ONE_WARP = 32  # a warp searches them in one step
-SHARED_BYTES = SHARED_MEMORY["sm90"]  # of a program
-MAX_BOX_ELEMENTS = 256  # elements of a box along an axis
-# An x-packed cache has these side by side for a product: 8 keys of 8 dims each, and 16 values of one dim.
+MAX_SEQS_OF_ONE_SCAN = 128  # most sequences whose work one step of the schedule adds up
+MAX_SEQS_OF_ONE_WARP = 32  # most sequences that a warp searches in one step
+SHARED_BYTES = SHARED_MEMORY["sm90"]  # bytes of shared memory of a program
+MAX_BOX_ELEMENTS = 256  # most elements of a TMA box along an axis
+# Blocks over an x-packed cache multiply 8 keys of 8 dims as a core matrix, and 16 keys' values of one dim as a row.
 KEYS_PER_CORE_MATRIX, VALUES_PER_CORE_ROW = 8, 16
 
 
@@ -43,23 +43,23 @@ def others_are_decodes(p: Problem) -> bool:
 
 
 def loaders_of(p: Problem, tile: int, modified: bool) -> int:
-    """Loader warps of each ring of blocks."""
+    """Return the number of loader warps of each ring of blocks."""
     # two warps send small boxes faster, but beside code of modifiers, their code does not stay in the cache
     return 2 if math.gcd(p.page_size, tile) < tile and not modified else 1
 
 
 def padded_dim(p: Problem) -> int:
-    """Head dims of a tile, with padding."""
+    """Return the head dims of a tile, with padding."""
     return max(64, next_power_of_2(p.head_dim))
 
 
 def padded_value_dim(p: Problem) -> int:
-    """Dims of values and results in a tile, with padding."""
+    """Return the dims of values and results in a tile, with padding."""
     return max(64, next_power_of_2(p.value_width))
 
 
 def widest_of(p: Problem) -> int:
-    """The larger of both padded widths."""
+    """Return the larger of both padded widths."""
     return max(padded_dim(p), padded_value_dim(p))
 
 
@@ -69,12 +69,12 @@ def is_wide(p: Problem) -> bool:
 
 
 def rows_of(p: Problem, longest: int) -> int:
-    """The most rows for a KV head of a sequence of up to `longest` query tokens."""
+    """Return the most query rows, for a KV head, of a sequence of up to `longest` query tokens."""
     return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)
 
 
 def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:
-    """Shape of blocks of `tokens` query tokens and `rows` rows; callers replace the rarer fields."""
+    """Return the Shape of blocks of `tokens` query tokens and `rows` rows; callers replace the rarer fields."""
     return Shape(
         GROUP=p.heads // p.kv_heads,
         KV_HEADS=p.kv_heads,
@@ -123,8 +123,8 @@ def new_launch(
 ) -> Launch:  # fmt: skip
     """Return a launch of `programs` programs, `resident` on each multiprocessor.
 
-    A piece or share has at least `least` tiles.  Sequences have shortest..longest query tokens, inclusive, and blocks
-    at most `tokens` live ones.  Scratch has `slots` states of pieces.
+    A piece or share has at least `least` tiles.  The launch serves sequences of shortest..longest query tokens,
+    inclusive.  A block has at most `tokens` query tokens of its sequence.  Scratch has `slots` states of pieces.
     """
     registers = None if resident == 1 else 128
     config = Config(

@@ -40,7 +40,7 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
     """
     paired = _reads_two_heads_as_one(p, longest)
     if paired:
-        p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)  # values are as wide
+        p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)  # values are as wide as keys
     parts = latent_parts(p)
     p = p._replace(kv_heads=p.kv_heads * parts)
     group, s = p.heads // p.kv_heads, layout_of(p, longest, beside)
@@ -72,9 +72,9 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
 
 
 def shares_beside_launch(p: Problem, shortest: int, longest: int) -> Launch:
-    """Return even shares that run inside another launch: one warpgroup of few registers in each of its programs.
+    """Return even shares that run inside a launch of blocks: one warpgroup of few registers in each program.
 
-    Items come as letters, and queries as boxes, so a block begins as soon as the block before is stored.
+    Items come as letters, and queries by TMA, so a block begins as soon as the block before it is stored.
     """
     launch = shares_launch(p._replace(adjacent=False), shortest, longest, beside=True)
     pipe = launch.pipe._replace(
@@ -93,8 +93,8 @@ def shares_beside_launch(p: Problem, shortest: int, longest: int) -> Launch:
 def _reads_two_heads_as_one(p: Problem, longest: int) -> bool:
     """Whether two KV heads of 64 dims are read as one head of 128: half as many boxes, with longer rows.
 
-    A query row has zeros in the other head's dims, so products are twice as many.  More than 8 columns, or 64 rows,
-    would take longer by that.
+    A query row has zeros in the other head's dims, so products are twice as many.  With more than 8 columns, or with 64
+    rows, these products would take more time.
     """
     if p.cache.itemsize != 2 or p.packed or p.new or not p.adjacent or is_wide(p):
         return False
@@ -102,13 +102,15 @@ def _reads_two_heads_as_one(p: Problem, longest: int) -> bool:
 
 
 def _waits_for_code(p: Problem, s: ShareLayout) -> bool:
-    """Whether a decode is so small that it waits for machine code, and a result row has 128 dims or more."""
+    """Whether a decode is so small that it waits for machine code; False for results of less than 128 dims."""
     brief = s.columns == MAX_COLUMNS and s.slots == s.value_slots and not reads_latents(p)
     return brief and keys_are_soon_read(p) and padded_value_dim(p) >= 128
 
 
 def _shares_may_begin_with_sequences(p: Problem, shares: int) -> bool:
-    """Whether the kernel looks for shares that begin with sequences; between powers of two, most even shares do anyhow.
+    """Whether the kernel looks for shares that begin with sequences.
+
+    False if sequences and shares are both powers of two: then most even shares begin with sequences anyhow.
 
     The answer selects a kernel, so it must depend only on what `prepare` enumerates.
     """
@@ -116,12 +118,12 @@ def _shares_may_begin_with_sequences(p: Problem, shares: int) -> bool:
 
 
 def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
-    """Pipe of even shares; least: tiles of a share, at least."""
+    """Return the pipe of even shares; least: fewest tiles of a share."""
     box = math.gcd(p.page_size, s.tile)
     if p.packed:
         box = min(box, MAX_BOX_ELEMENTS * p.cache.itemsize // 16)
     consumers = consumers_of(p, s.columns)
-    pieces = min(s.shares, s.tiles * p.seqs)  # of all sequences' blocks, at most
+    pieces = min(s.shares, s.tiles * p.seqs)  # most pieces of all sequences' blocks, for a KV head
     by_16 = s.columns and p.cache.itemsize == 2 and p.seqs <= 2 and pieces > MAX_PIECES_JOINED_BY_8 * p.seqs
     return Pipe(
         SHARES=True,
@@ -147,7 +149,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
 
 
 def _most_rows_of_nothing(p: Problem, s: ShareLayout) -> int:
-    """The most rows of an empty box, which lands where queries will lie."""
+    """Return the most rows of an empty box, which lands where queries will lie."""
     if only_columns(p):
         return min(s.columns, MAX_WIDE_COLUMNS) if s.columns else s.rows
     return 32 if s.columns and padded_dim(p) > 128 else 64

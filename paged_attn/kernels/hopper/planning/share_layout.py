@@ -31,23 +31,23 @@ MAX_BYTES_OF_HALF_TILES_OF_128_DIMS: Annotated[
 
 
 class ShareTiles(NamedTuple):
-    """Keys of a tile, and slots of the rings of keys and of values."""
+    """Keys of a tile, and slots of the rings of even shares."""
 
-    tile: int
-    keys: int
-    values: int  # 0: keys and values take turns in the ring of keys
+    tile: int  # keys of a tile
+    keys: int  # slots of the ring of keys
+    values: int  # slots of the ring of values; 0: keys and values alternate in the ring of keys
     raw: int = 0  # slots of fp8 latents, which are widened into slots of keys
 
 
 def keys_are_soon_read(p: Problem) -> bool:
-    """Whether keys and values are so few bytes that the begin and end of a launch take much of the time."""
+    """Whether keys and values are so few bytes that a launch's begin and end take much of its time."""
     large = p.cache.itemsize == 2 and padded_dim(p) == 128
     most = MAX_BYTES_OF_HALF_TILES_OF_128_DIMS if large else MAX_BYTES_OF_HALF_TILES
     return cost.bytes_of_keys(p, p.seqs, p.max_seqlen_k) < most
 
 
 def columns_leave_few_registers(p: Problem, columns: int) -> bool:
-    """Whether columns, and keys that pass through registers, leave registers for tiles of 64 keys only.
+    """Whether columns, beside keys that pass through registers, leave registers for tiles of 64 keys only.
 
     x-packed: with up to 16 columns the next tile is in registers, too (`columns.is_early`).
     """
@@ -56,12 +56,12 @@ def columns_leave_few_registers(p: Problem, columns: int) -> bool:
 
 
 def rows_share_lines(p: Problem, columns: int) -> bool:
-    """Whether rows end inside a 128-byte line; another head's program finds the rest in L2 if it follows closely."""
+    """Whether a head's keys end inside a 128-byte line, whose rest another head's program soon finds in L2."""
     return p.head_dim % 64 > 0 and columns > 0 and p.cache.itemsize == 2 and not p.packed
 
 
 def share_tiles(p: Problem, columns: int) -> ShareTiles:
-    """Tiles and ring slots of even shares with `columns` columns; 0 columns: rows."""
+    """Return tiles and ring slots of even shares with `columns` columns; 0: query rows are rows of products."""
     dim, fp8 = padded_dim(p), p.cache.itemsize == 1
     if p.packed and fp8 and columns > MAX_COLUMNS:
         return ShareTiles(64, 5, 5)
@@ -79,16 +79,16 @@ def share_tiles(p: Problem, columns: int) -> ShareTiles:
 class ShareLayout(NamedTuple):
     """A block, its tiles and rings, and the even shares of all tiles."""
 
-    columns: int  # rows of a block that are columns of products; 0: they are rows
-    rows: int  # of a block
-    tile: int
-    slots: int  # of the ring of keys
-    value_slots: int  # of the ring of values; 0: keys and values take turns in one ring
-    raw_slots: int  # of the ring of fp8 latents
-    resident: int  # programs of a multiprocessor
-    shares: int  # of each KV head
-    blocks: int  # of a sequence, at most
-    tiles: int  # that a block sees, at most
+    columns: int  # query rows of a block, as columns of products; 0: query rows are rows of products
+    rows: int  # query rows of a block
+    tile: int  # keys of a tile
+    slots: int  # slots of the ring of keys
+    value_slots: int  # slots of the ring of values; 0: keys and values alternate in the ring of keys
+    raw_slots: int  # slots of the ring of fp8 latents
+    resident: int  # programs of a multiprocessor at a time
+    shares: int  # shares of each KV head
+    blocks: int  # most blocks of a sequence
+    tiles: int  # most tiles that a block sees
 
 
 def layout_of(p: Problem, longest: int, beside: bool) -> ShareLayout:
@@ -165,7 +165,7 @@ ROWS_WORTH_A_COUNT: Annotated[
 
 
 def tiles_per_share(p: Problem, s: ShareLayout) -> int:
-    """The fewest tiles of a share."""
+    """Return the fewest tiles of a share."""
     if s.rows < MAX_ROWS or p.seqs * s.blocks >= s.shares:
         return 1
     tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
@@ -177,7 +177,7 @@ def merge_joins_sooner(p: Problem, s: ShareLayout, rows: int) -> bool:
     if padded_value_dim(p) > 256:
         return _waits_for_wide_states(p, s, rows) >= MIN_WAITS_WORTH_A_MERGE and s.tiles > MAX_TILES_OF_ONE_SHARE
     live = min(rows, s.rows) * padded_value_dim(p) // 128
-    states = live * s.shares  # of all blocks of a KV head
+    states = live * s.shares  # states of rows, of all blocks of a KV head
     return (
         live >= MIN_ROWS_WORTH_A_MERGE
         and states >= MIN_STATES_WORTH_A_MERGE * cost.seqs_tried(p) * s.blocks
@@ -186,24 +186,27 @@ def merge_joins_sooner(p: Problem, s: ShareLayout, rows: int) -> bool:
 
 
 def _pieces_of_wide_blocks(p: Problem, s: ShareLayout) -> int:
-    """Pieces that most blocks have, if all blocks see equally many keys."""
+    """Return the number of pieces that most blocks have, if all blocks see equally many keys."""
     return max(2, s.shares // (cost.seqs_tried(p) * max(1, s.blocks)))
 
 
 def pieces_of_wide_states(p: Problem, s: ShareLayout) -> int:
-    """Pieces that are loaded together: as many as most blocks have, up to 8; fewer pieces leave room for more dims."""
+    """Return how many pieces are loaded together: the pieces of most blocks, up to 8.
+
+    Fewer pieces leave registers for more dims.
+    """
     return min(8, next_power_of_2(_pieces_of_wide_blocks(p, s)))
 
 
 def _waits_for_wide_states(p: Problem, s: ShareLayout, rows: int) -> int:
-    """Times that the program of a block's last piece waits for memory in `join.join_states`."""
+    """Return how often the program of a block's last piece waits for memory in `join.join_states`."""
     together = pieces_of_wide_states(p, s)
     at_once = max(8, min(rows, s.rows)) * padded_value_dim(p) * together
     return cdiv(_pieces_of_wide_blocks(p, s), together) * cdiv(at_once, ELEMENTS_JOINED_AT_ONCE)
 
 
 def pieces_joined_at_once(p: Problem, s: ShareLayout, least: int) -> int:
-    """Pieces of a block beyond which they are joined in groups; 0: no block is likely to have more."""
+    """Return the most pieces of a block that are not joined in groups; 0: no block is likely to have more pieces."""
     most = int((1 + math.sqrt(1 + ROWS_WORTH_A_COUNT / s.rows)) ** 2)
     # blocks of a single sequence have equally many pieces; with several sequences one may have nearly all keys
     pieces = s.shares // max(1, s.blocks) if p.seqs == 1 else s.shares

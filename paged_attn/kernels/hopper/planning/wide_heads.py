@@ -7,36 +7,36 @@ from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
 from .shapes import SHARED_BYTES, in_boxes, is_decode, is_wide, padded_dim, padded_value_dim, rows_of, widest_of
 
-MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; dims of latent keys
-MAX_ROWS_OF_TWO_WIDTHS = 64  # of a block of rows, up to 256 dims
-MAX_WIDE_COLUMNS = 32  # beyond 256 dims: results take 512 / 128 registers of a thread for each column
-MAX_LATENT_COLUMNS = 2 * MAX_WIDE_COLUMNS  # for two consumers, which share the tiles
-MIN_DIMS_OF_HALVES = 128  # of values; each half then begins with a line of shared memory
-# Parts of the heads times, for columns, blocks of a sequence.  Each reads the keys, most of them from the L2.
+MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; most dims of latent keys
+MAX_ROWS_OF_TWO_WIDTHS = 64  # query rows of a block, up to 256 dims
+MAX_WIDE_COLUMNS = 32  # columns beyond 256 dims: results of 512 dims take 4 registers of a thread for each column
+MAX_LATENT_COLUMNS = 2 * MAX_WIDE_COLUMNS  # columns of two consumers, which share the tiles
+MIN_DIMS_OF_HALVES = 128  # value dims; each half then begins with a 128-byte line of shared memory
+# Most blocks of a sequence: parts of the heads times, for columns, blocks of tokens.  Each block reads the keys, most
+# of them from the L2.
 MAX_BLOCKS_OF_LATENTS = 4
-MAX_SLOTS = 6  # of a ring
-MIN_SLOTS_OF_REST = 2  # of the dims behind the values: one slot is read while the next one arrives
-BYTES_OF_BARRIERS = 1 << 10  # and of messages to partitions
-TILE_OF_ROWS = 32  # keys of latents that one of two consumers of rows multiplies while the other one weighs
-BYTES_OF_FLAGS, BYTES_OF_NUMBERS = 512, 2048  # flags of a consumer; numbers that two consumers of rows exchange
-ROWS_OF_NOTHING = 32  # rows of queries over which an empty box may be written (`loader.fetch_descriptors`)
-MAX_TURNED_COLUMNS = 8  # whose results beyond 256 dims are transposed in shared memory (`columns.is_turned`)
+MAX_SLOTS = 6  # slots of a ring
+MIN_SLOTS_OF_REST = 2  # slots of the dims behind the values: one slot is read while the next one arrives
+BYTES_OF_BARRIERS = 1 << 10  # bytes of barriers and of arguments of warp partitions
+TILE_OF_ROWS = 32  # keys of a tile of latents, if query rows are rows of products
+BYTES_OF_FLAGS, BYTES_OF_NUMBERS = 512, 2048  # flags of a consumer of columns; numbers that two consumers exchange
+ROWS_OF_NOTHING = 32  # query rows over which an empty box may be written (`loader.fetch_descriptors`)
+MAX_TURNED_COLUMNS = 8  # most columns whose results beyond 256 dims are transposed in memory (`columns.is_turned`)
 
 
 class WideRings(NamedTuple):
-    """Keys of a tile, and slots of both rings; 0 slots of values: keys and values take turns in one ring.
+    """Keys of a tile, and slots of the rings."""
 
-    With latents, the second ring has the key dims behind the values, if there are any.
-    """
-
-    tile: int
-    keys: int
+    tile: int  # keys of a tile
+    keys: int  # slots of the ring of keys
+    # slots of the ring of values; 0: keys and values alternate in one ring.  Latents: slots of the ring of the key dims
+    # behind the values, 0 if there are none
     values: int
     raw: int = 0  # slots of fp8 tiles, which are widened into slots of keys
 
 
 def shares_take(p: Problem) -> bool:
-    """Whether even shares serve all rows of a call of two widths or of wide heads."""
+    """Whether even shares serve all query rows of a call with values of another width, or with wide heads."""
     if not is_wide(p) or p.packed or p.batch_invariant or (p.cache.itemsize != 2 and not reads_latents(p)):
         return False
     if not in_boxes(p) or p.head_dim % 8 or p.value_width % 8 or min(p.head_dim, p.value_width) < MIN_WIDTH:
@@ -56,7 +56,10 @@ def reads_latents(p: Problem) -> bool:
 
 
 def latent_parts(p: Problem) -> int:
-    """Number of equal parts of latents' query heads; each has up to 64 heads, and is a KV head to the kernels."""
+    """Return the number of equal parts of latents' query heads; without latents 1.
+
+    Each part has up to 64 heads, and kernels schedule a part like a KV head.
+    """
     group = p.heads // p.kv_heads
     if not reads_latents(p):
         return 1
@@ -64,13 +67,13 @@ def latent_parts(p: Problem) -> int:
 
 
 def _blocks_of_latents(p: Problem, rows: int) -> int:
-    """Blocks of a sequence of `rows` rows, in all parts of its heads."""
+    """Return the number of blocks of a sequence of `rows` rows, in all parts of the heads."""
     group, parts = p.heads // p.kv_heads, latent_parts(p)
     return parts * cdiv(rows // group, MAX_LATENT_COLUMNS * parts // group)
 
 
 def rest_of(p: Problem) -> int | None:
-    """Padded key dims behind a latent's values; 0 if a key is its value, None without latents."""
+    """Return the padded key dims behind a latent's values; 0 if a key is its value, None without latents."""
     if not reads_latents(p):
         return None
     rest = p.head_dim - p.value_width
@@ -78,26 +81,26 @@ def rest_of(p: Problem) -> int | None:
 
 
 def only_columns(p: Problem) -> bool:
-    """Whether few rows are columns of products, whatever their number; see `latents_are_rows` for the exception."""
+    """Whether few rows are columns of products, whatever their number, except where `latents_are_rows`."""
     return widest_of(p) > 256 or reads_latents(p)
 
 
 def latents_are_rows(p: Problem, rows: int) -> bool:
-    """Whether latents' query rows are rows of products of two consumers: more than one consumer's columns."""
+    """Whether latents' query rows, more than one consumer's columns, are rows of products of two consumers."""
     dims = padded_value_dim(p)
     return reads_latents(p) and rows > MAX_WIDE_COLUMNS and dims >= MIN_DIMS_OF_HALVES
 
 
 def wide_columns(p: Problem, rows: int) -> int:
-    """Columns of a block of `rows` rows where `only_columns`; 0: many rows of latents are rows."""
+    """Return the columns of a block of `rows` query rows, if `only_columns`; 0: `latents_are_rows`."""
     return 0 if latents_are_rows(p, rows) else min(MAX_LATENT_COLUMNS, max(8, next_power_of_2(rows)))
 
 
 def consumers_of(p: Problem, columns: int) -> int:
-    """Consumers of a block.
+    """Return the number of consumers of a block.
 
-    Columns of wide heads: one consumer for each 32 columns, as registers allow.  Rows of latents: two consumers, each
-    with half of the results' dims.
+    Registers allow a consumer 32 columns of wide heads.  Rows of latents have two consumers, each with half of the
+    value dims.
     """
     if not only_columns(p):
         return 1
@@ -105,7 +108,7 @@ def consumers_of(p: Problem, columns: int) -> int:
 
 
 def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
-    """Return rings of as many slots as fit shared memory; half: tiles of 64 keys where 128 are possible."""
+    """Return rings of as many slots as fit shared memory; half: take tiles of 64 keys even if 128 are possible."""
     rest = rest_of(p)
     tile = 64 if half or widest_of(p) > 128 or (rest is not None and p.cache.itemsize == 1) else 128
     if rest is not None and columns == 0:
@@ -126,9 +129,9 @@ def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
 
 
 def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> WideRings:
-    """Return rings of as many value slots as leave room for slots of the rest; the rest has one slot for a tile.
+    """Return rings for 16-bit latents as columns: most slots of value dims beside MIN_SLOTS_OF_REST slots of the rest.
 
-    parts: slots that a tile's values take.
+    A tile takes `parts` slots of value dims, and one slot of the rest.  room: bytes for both rings.
     """
     slot, slot_of_rest = 2 * tile * dim // parts, 2 * tile * rest
     slots = min(MAX_SLOTS, (room - MIN_SLOTS_OF_REST * slot_of_rest) // slot)
@@ -140,8 +143,10 @@ def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> 
 def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool, room: int) -> WideRings:
     """Return 16-bit slots for two tiles, or for one tile and a slot more, and as many fp8 slots as fit beside them.
 
-    parts: slots that a tile's values take.  The rest is widened last and released first, so columns need one 16-bit
-    slot of it.  For rows both rings move together, and two tiles are multiplied at a time.
+    A tile takes `parts` slots of value dims, and one slot of the rest.  room: bytes for all rings.
+
+    The rest is widened last and released first, so columns need a single 16-bit slot of the rest.  For rows, both rings
+    have equally many slots, and two tiles are multiplied at a time.
     """
     slot = tile * dim // parts  # of fp8
     columns = ((2 * parts, parts + 1), (parts + 1, parts + 1), (parts + 1, parts))
@@ -155,12 +160,12 @@ def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool
 
 
 def halves(p: Problem, columns: int) -> bool:
-    """Whether a tile's values take two slots: latents as columns, beyond 256 dims; a slot then has 32 KB."""
+    """Whether a tile's values take two slots, of 32 KB in 16 bits: latents as columns, beyond 256 dims."""
     return reads_latents(p) and columns > 0 and padded_value_dim(p) > 256
 
 
 def _bytes_beside_rings(p: Problem, columns: int, tile: int) -> int:
-    """Bytes of queries, weights, flags, and results that are transposed in shared memory."""
+    """Return bytes of queries, weights, flags, barriers, and results that are transposed in shared memory."""
     rows, rest = columns or MAX_ROWS_OF_TWO_WIDTHS, rest_of(p)
     if widest_of(p) <= 256:
         rows = max(rows, ROWS_OF_NOTHING)
