@@ -170,7 +170,7 @@ def beside_first(out, results, query, raw, rings, jobs, NUMBER: gl.constexpr, S:
 
 @triton.constexpr_function
 def registers_of(P):
-    """Registers of a thread, for each partition but the first, which gets the remaining registers."""
+    """Registers of a thread, for each partition except the first, which gets the remaining registers."""
     convert = [P.CONVERT_REGISTERS] * (P.CONVERT != 0)
     consumers = {1: [], 2: [(472 - sum(convert)) // 16 * 8], 3: [152, 152]}[P.CONSUMERS]
     loader = 32 if P.ROWS == 256 else 40  # 32 leave 112 to each of four warpgroups

@@ -193,8 +193,8 @@ def words_layout(columns, rows=64):
 def bank_layout(pieces):
     """Shared-memory layout of float32 sums [rows, dims].
 
-    Half a warp stores four rows of eight numbers, which lie in different banks.  With fixed pieces, the sums share a
-    quarter of the banks, because addresses of the better swizzle would take registers of the loop.
+    Half a warp accesses four rows of eight numbers, which lie in different banks.  With fixed pieces, these numbers lie
+    in a quarter of the banks, because addresses of the better swizzle would take registers of the loop.
     """
     return gl.SwizzledSharedLayout(*(2, 1, 16) if pieces else (8, 1, 4), order=[1, 0])
 
@@ -219,8 +219,7 @@ def rows_at_once(live, warps, one_each):
 
 @triton.constexpr_function
 def dims_at_once(dim, rows, pieces, warps):
-    """Number of dims of states that are loaded together for `rows` rows and `pieces` pieces: as many as registers
-    allow.
+    """Number of dims of states that registers allow to load together, for `rows` rows and `pieces` pieces.
 
     A thread waits for memory once for all these dims.  States of up to 256 dims gain little by more than 128 at a time.
     """

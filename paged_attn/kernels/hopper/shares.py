@@ -200,7 +200,7 @@ def shares_kernel(
     elif P.CONVERT:
         gl.static_assert(S.REST is not None and P.LOADERS == 1)
         keys = make_ring(gl.float16, S.TILE, DIMS, P.KEY_STAGES, 1, READERS)
-        REST_READERS: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # rows: the tile's consumer alone
+        REST_READERS: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # rows: only the tile's consumer
         values = make_ring(gl.float16, S.TILE, S.REST, P.VALUE_STAGES, 1, REST_READERS) if S.REST > 0 else keys
         RESTS: gl.constexpr = raw_slots_of_rest(P)
         raw_keys = make_ring(key_box.dtype, S.TILE, DIMS, P.RAW_STAGES, 1, WARPGROUP)
@@ -210,7 +210,7 @@ def shares_kernel(
         if in_one_ring(S, P) or S.REST == 0:
             values = keys
         elif S.REST is not None:
-            ONCE: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # rows: the tile's consumer alone
+            ONCE: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # rows: only the tile's consumer
             values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, P.LOADERS, ONCE)
         else:
             values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, READERS)

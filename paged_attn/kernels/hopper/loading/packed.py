@@ -1,8 +1,8 @@
 """Tiles of an x-packed cache: boxes of keys [16 bytes of dims, neighbouring keys], of values [dims, neighbouring keys].
 
 Keys and values of few rows are left operands, which pass through registers: a thread's neighbouring elements are
-neighbours in memory, too.  Those of blocks are right operands, which wgmma reads from shared memory: boxes of keys are
-core matrices of 8 keys, and boxes of values have rows of 32 bytes.
+neighbours in memory, too.  Keys and values of blocks are right operands, which wgmma reads from shared memory: boxes of
+keys are core matrices of 8 keys, and boxes of values have rows of 32 bytes.
 """
 
 import triton
@@ -33,7 +33,7 @@ def make_boxes(box, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 def places_of_slot(shape, box):
     """Number of elements along a box's last axis from one key to the next.
 
-    A box of a whole page begins with the page's first key, so its number is never used.
+    A box of a whole page begins with the page's first key, so the number does not matter for such a box.
     """
     return max(1, shape[3] // box)
 

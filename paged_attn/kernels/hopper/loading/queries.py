@@ -66,7 +66,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Zero all query slots, because boxes do not fill all rows; NaN in an unused row would make tiles weigh twice."""
+    """Zero all query slots, because boxes do not fill all rows; NaN in an unused row would cost a second weighing."""
     BYTES: gl.constexpr = slots.shape[3] * slots.dtype.primitive_bitwidth // 8
     ROWS: gl.constexpr = most_rows(P)
     WARPS: gl.constexpr = 8 if P.BESIDE else P.ROWS // 16  # few rows beside blocks: all warps of the blocks' consumer

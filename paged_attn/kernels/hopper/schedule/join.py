@@ -44,8 +44,8 @@ def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.const
     """Join states as `merge.join`, with one maximum and one address for CHUNK states: a third of the machine code.
 
     Small decodes wait for machine code at their end, too.  The accumulator of a state that saw no key gets the weight
-    0, so it must have been stored, and without NaN.  It has none, because all rows are heads of one token: either all
-    of them see a key, or none does.
+    0, so the accumulator must have been stored, and without NaN.  It has no NaN, because all rows are heads of one
+    token: either all rows see a key, or none does.
     """
     inside = gl.expand_dims(valid, 1) & gl.expand_dims(dim < S.VALUE_PADDED, 0)
     values = parts.acc + gl.expand_dims(at * S.VALUE_PADDED, 1) + gl.expand_dims(dim, 0)
@@ -133,8 +133,7 @@ def replace_first(parts, at, valid, dim, state, last, S: gl.constexpr):
 
 @triton.constexpr_function
 def joins_in_place(S, P):
-    """Whether a block's last program joins the other pieces with its own piece in registers, and stores all rows at
-    once.
+    """Whether a block's last program joins other pieces with its own piece in registers, and stores all rows.
 
     Two pieces take half the time of `join_states`, because one is in registers already.  These use `join_states`:
 
