@@ -3,7 +3,7 @@
 Ping-pong (Pipe.IN_TURN): two warpgroups of one code start products in turn, and the tensor cores work for one during
 the softmax of the other.  Without turns, the two either alternate by themselves or run in step.  In step, each waits
 for the products of both, and the tensor cores wait for both softmaxes, which takes a fifth longer.  A few cycles
-decide:  the place of the loop in a line of code, or the launch's prologue.  One build mostly behaves one way.  Turns
+decide: the place of the loop in a line of code, or the launch's prologue.  One build mostly behaves one way.  Turns
 cost 1 to 3% of the time.
 """
 
