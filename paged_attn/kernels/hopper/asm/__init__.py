@@ -1,4 +1,4 @@
-"""Inline assembly, with a module for each purpose; a module's docstring shows one text that its f-strings make.
+"""Inline assembly, with a module for each purpose; a module's docstring shows examples of its texts.
 
 Modules of this folder import the shim and each other only.
 A new instruction is a function in the module of its purpose, and a test in tests/kernels/hopper.

@@ -21,13 +21,13 @@ import struct
 
 from ..shim import gl, gluon
 
-# Result types of assembly with two results.
+# Result types of assembly with two results: two words, or a word and a float32 sum.
 TWO_WORDS = gl.constexpr((gl.int32,) * 2)
 WORD_AND_SUM = gl.constexpr((gl.int32, gl.float32))
 
 
 def literal(x: float) -> str:
-    """PTX literal of a float32."""
+    """Return the PTX literal of a float32."""
     return f"0f{struct.pack('>f', x).hex()}"
 
 
@@ -44,25 +44,25 @@ _TIMES_LOGISTIC = gl.constexpr(
 
 @gluon.jit
 def logistic(power):
-    """1 / (1 + 2^power)."""
+    """Return 1 / (1 + 2^power)."""
     return gl.inline_asm_elementwise(_LOGISTIC, "=f,f", [power], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def times_logistic(x, power):
-    """x / (1 + 2^power), by approximate ex2 and rcp; x where x is 0."""
+    """Return x / (1 + 2^power), by approximate ex2 and rcp; x where x is 0."""
     return gl.inline_asm_elementwise(_TIMES_LOGISTIC, "=f,f,f", [x, power], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def tanh(x):
-    """tanh(x) by tanh.approx, with a relative error of at most 2^-11."""
+    """Return tanh(x) by tanh.approx, with a relative error of at most 2^-11."""
     return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def exp2(x):
-    """2^x by ex2.approx; results below the normal numbers are 0."""
+    """Return 2^x by ex2.approx; results below the normal numbers are 0."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
@@ -76,7 +76,7 @@ _BRING = gl.constexpr(
 
 @gluon.jit
 def bring_near(address, size, wanted):
-    """Have the L2 fetch `size` bytes from `address` on, both multiples of 16, for each thread where `wanted`."""
+    """Let the L2 fetch `size` bytes from `address` on, both multiples of 16, for each thread where `wanted`."""
     operands = [address, size, wanted.to(gl.int32)]
     gl.inline_asm_elementwise(_BRING, "=r,l,r,r", operands, dtype=gl.int32, is_pure=False, pack=1)
 
@@ -86,6 +86,6 @@ _BRING_LINE = gl.constexpr("{ .reg .pred p; setp.ne.u32 p, $2, 0; @p prefetch.gl
 
 @gluon.jit
 def bring_line(address, wanted):
-    """Have the L2 fetch the line of memory that holds `address`, for each thread where `wanted`."""
+    """Let the L2 fetch the line of memory that holds `address`, for each thread where `wanted`."""
     operands = [address, wanted.to(gl.int32)]
     gl.inline_asm_elementwise(_BRING_LINE, "=r,l,r", operands, dtype=gl.int32, is_pure=False, pack=1)

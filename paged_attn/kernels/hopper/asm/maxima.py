@@ -1,6 +1,6 @@
 """Maxima of rows: raise them, and rescale what was summed with the old maxima.
 
-`rescale` of the registers $0..$31, equal to $32..$63 on entry, by the factors $64..$95 of their two rows in turn is
+`rescale` of the registers $0..$31, equal to $32..$63 on entry, by the factors $64..$95 of two rows alternately is
 
     { .reg .pred any, all; setp.neu.f32 any, $64, 0f3F800000; setp.neu.or.f32 any, $66, 0f3F800000, any;
       vote.sync.any.pred all, any, 0xffffffff; @!all bra KEEP;
@@ -71,7 +71,7 @@ def _raise(slack: float, nan: bool) -> str:
     )
 
 
-SLACK, FP8_SLACK = 8.0, 3.75  # a score, base 2, may exceed the running maximum by so much before that is raised
+SLACK, FP8_SLACK = 8.0, 3.75  # scores, base 2, may exceed the maximum by so much before the maximum is raised
 _RAISE = gl.constexpr(_raise(SLACK, False))
 _RAISE_FP8 = gl.constexpr(_raise(FP8_SLACK, True))
 _TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))

@@ -105,7 +105,7 @@ def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int)
     """(PTX, constraints) of `weigh_again` for `pairs` pairs of a thread, which belong to its two rows alternately.
 
     The product's results are `parts` operands of `pairs` registers each.  A polynomial of `terms` terms has capped the
-    scores; 0 terms: no polynomial.  any_size: scores may be so large that score * unit has to be rounded first.
+    scores, or none if `terms` is 0.  With `any_size`, scores may be so large that score * unit has to be rounded first.
     """
 
     def operands(number: int) -> list[str]:
@@ -216,9 +216,9 @@ def weigh_again(
 ):  # fmt: skip
     """(words, sums, maxima, decays, *results) after rows with too large a sum, or without a maximum, are weighed again.
 
-    These rows get a new maximum, and weights exp2(x * unit + shift - maximum).  A warp without such rows leaves
-    early.  All operands have the shape of words [R, N / 8, 4].  Only a thread's first sum, maximum and decay of each
-    row count.
+    A row that is weighed again gets a new maximum, and weights exp2(x * unit + shift - maximum).  A warp without such
+    rows leaves early.  All operands have the shape of words [R, N / 8, 4].  Only a thread's first sum, maximum and
+    decay of each row count.
 
     results: parts of a product that may still run.  The rare branch waits for the product and multiplies it by the
     decays.  A second branch, behind a later wait, would cost every tile one more vote and jump.

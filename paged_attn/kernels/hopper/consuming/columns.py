@@ -4,8 +4,8 @@ A product has at least 64 rows, but any multiple of 8 columns.  Few queries as c
 rows, nearly all of which would be empty.  Scores [N, TILE] and results [N, DIM] are transposed views of products, so
 masks and modifiers work as for rows.  N is COLUMNS.
 
-wgmma reads 16-bit keys and values from shared memory.  x-packed tiles pass through registers.  fp8 tiles do so, too,
-and are widened to float16 on the way.
+wgmma reads 16-bit keys and values from shared memory.  x-packed and fp8 tiles pass through registers, where fp8 becomes
+float16.
 """
 
 import triton

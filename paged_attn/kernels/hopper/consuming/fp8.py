@@ -1,7 +1,8 @@
 """A consumer of fp8 queries, keys, weights and values, whose products take half the time of 16-bit products.
 
-The tensor cores keep 14 bits of a sum.  So they add up results of TILES_PER_SUM tiles only, and these sums are added in
-float32 in shared memory (the bank), for registers cannot hold both.  The error does not grow with the number of keys.
+The tensor cores keep 14 bits of a sum.  So they add up results of TILES_PER_SUM tiles only.  These sums are added in
+float32 in shared memory (the bank), because registers cannot hold both.  The error does not grow with the number of
+keys.
 """
 
 from ...common.records import State

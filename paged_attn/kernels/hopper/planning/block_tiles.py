@@ -39,8 +39,8 @@ RINGS = {  # by (conversion, padded head dims)
     (TRANSPOSE, 64): RingSizes(4, 4, 4, 128),
     (TRANSPOSE, 128): RingSizes(3, 3, 2, 128),
 }
-RINGS_OF_THREE_CONSUMERS = RingSizes(6, 5, 0, 64)  # of 128 dims
-RINGS_OF_FOUR_WARPGROUPS = RingSizes(8, 8, 0, 64)  # of up to 64 dims
+RINGS_OF_THREE_CONSUMERS = RingSizes(6, 5, 0, 64)  # for heads of 128 dims
+RINGS_OF_FOUR_WARPGROUPS = RingSizes(8, 8, 0, 64)  # for heads of up to 64 dims
 MAX_SLOTS = 8  # a ring has no more barriers (`gates.DEPTH`)
 # (key slots, value slots) of blocks beside few rows, and of these few rows; keys x dims of a tile of both.
 RINGS_BESIDE_FEW_ROWS, RINGS_OF_FEW_ROWS, ELEMENTS_OF_TILES_BESIDE = (3, 3), (3, 2), 64 * 128
@@ -98,7 +98,7 @@ def block_rings(p: Problem, consumers: int, rows: int, two_lists: bool) -> RingS
 BYTES_BESIDE_TILES = 3 << 10  # bytes of shared memory for barriers and arguments of warp partitions
 BYTES = 2  # bytes of an element
 ROWS = 128  # query rows of a block of wide heads
-MAX_DIMS_OF_RESULTS = 256  # a thread's registers hold no more
+MAX_DIMS_OF_RESULTS = 256  # value dims of a launch; a thread's registers hold no more results
 MAX_DIMS_OF_WHOLE_TILES = 128  # value dims; results of more dims leave registers for scores of 64 keys only
 
 
@@ -123,7 +123,7 @@ def wide_heads_fit(p: Problem) -> bool:
 
 
 def dims_of_results(p: Problem) -> int:
-    """Dims of the results of one launch; wider values take two launches, both of which multiply queries and keys."""
+    """Return the value dims of one launch; wider values take two launches, which both multiply queries and keys."""
     return min(padded_value_dim(p), MAX_DIMS_OF_RESULTS)
 
 
@@ -133,7 +133,7 @@ def keys_in_parts(p: Problem) -> bool:
 
 
 def key_dims_of(p: Problem) -> int:
-    """Head dims of the tiles of blocks, with padding."""
+    """Return the head dims of the tiles of blocks, with padding."""
     return 192 if keys_in_parts(p) else padded_dim(p)
 
 

@@ -111,7 +111,7 @@ MIN_LONG_TOKENS: Annotated[
         "512 + 7 decodes of 2000 34 -> 31 us beside blocks; 128 at 1000 + 7 of 1000 22 -> 26",
     ),
 ] = 192
-KEYS_OF_A_DECODE = 1000  # assumed, for the host does not know them
+KEYS_OF_A_DECODE = 1000  # keys that a decode is assumed to have, because the host does not know its length
 MIN_SCORES_PER_KEY: Annotated[
     int,
     Threshold(
@@ -161,9 +161,9 @@ def few_rows_have_no_columns(p: Problem) -> bool:
 def decodes_read_faster_alone(p: Problem) -> bool:
     """Whether few rows beside long queries are served sooner by their own launch than by their own list.
 
-    fp8: few rows need no converter in their own launch, and a converter is slower than memory.  x-packed: few rows are
-    columns, whose boxes differ from those of blocks.  Fewer decodes than programs: a list would cut every decode to
-    give each program a piece, and even shares do that better.
+    True over fp8: few rows need no converter in their own launch, and a converter is slower than memory.  True over
+    x-packed caches: few rows are columns, whose boxes differ from those of blocks.  True for fewer decodes than
+    programs: a list would cut every decode to give each program a piece, and even shares do that better.
     """
     if conversion(p) != NONE or p.packed:
         return True
@@ -199,7 +199,7 @@ MIN_DECODES_PER_PROGRAM: Annotated[
 
 
 def keys_are_few(p: Problem) -> bool:
-    """Whether sequences, or windows, have so few keys that the portable kernel is faster; it does not cut so few keys.
+    """Whether sequences, or windows, have so few keys that the portable kernel, which does not cut them, is faster.
 
     The answer does not depend on the queries, so that `prepare` meets both sides.
     """

@@ -49,8 +49,8 @@ def blocks(p: Problem, two_lists: bool = False) -> tuple[Launch, ...]:
 def wide_blocks(p: Problem) -> tuple[Launch, ...]:
     """Return launches of blocks with two widths or wide heads: one for each 256 dims of values.
 
-    Few rows have an earlier launch over fp8, because a converter is slower than memory, and beyond 256 dims, because
-    two launches of blocks would read their keys.
+    Few rows have an earlier launch over fp8, because a converter is slower than memory.  They have one beyond 256 dims,
+    too, because two launches of blocks would read the keys of few rows.
     """
     launches = blocks(p)
     if not is_even(p) and (p.cache.itemsize == 1 or p.widest > 256):

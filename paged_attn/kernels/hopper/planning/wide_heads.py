@@ -148,7 +148,7 @@ def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool
     The rest is widened last and released first, so columns need a single 16-bit slot of the rest.  For rows, both rings
     have equally many slots, and two tiles are multiplied at a time.
     """
-    slot = tile * dim // parts  # of fp8
+    slot = tile * dim // parts  # bytes of an fp8 slot of value dims
     columns = ((2 * parts, parts + 1), (parts + 1, parts + 1), (parts + 1, parts))
     for keys, least in ((4, 2), (3, 2)) if rows else columns:
         rests = keys if rows else 1
