@@ -9,8 +9,11 @@ from .launching.locks import FIRST
 
 __version__ = "0.2.0"
 __all__ = [
+    "copy_pages",
     "distributed",
+    "gather_pages",
     "merge_states",
+    "move_pages",
     "pad_batch",
     "paged_attention",
     "pages_needed",
@@ -25,6 +28,7 @@ __all__ = [
 # Name -> module, for names that are imported when they are asked for: `prepare` also imports the kernels.
 _LATER = {"prepare": ".preparation.prepare"}
 _LATER |= dict.fromkeys(("pages_needed", "positions", "slots", "tree"), ".step") | {"pad_batch": ".padding"}
+_LATER |= dict.fromkeys(("copy_pages", "gather_pages", "move_pages"), ".pages")
 _LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv"), ".api")  # deferred in the command only
 
 
@@ -37,6 +41,7 @@ def _is_command() -> bool:
 
 if TYPE_CHECKING:
     from .padding import pad_batch
+    from .pages import copy_pages, gather_pages, move_pages
     from .preparation.prepare import prepare
     from .step import pages_needed, positions, slots, tree
 if TYPE_CHECKING or not _is_command():  # imports torch, which takes seconds, and registers the operators

@@ -1,7 +1,8 @@
 """The public functions as operators of torch, which graphs of torch.compile hold unchanged: torch.ops.paged_attn.
 
 `attention(...)` writes out and returns nothing.  `attention_lse(...)` also returns the log-sum-exp.  `write_kv(...)`
-and `merge_states(outs, lses, sinks)` are as in api.py.
+and `merge_states(outs, lses, sinks)` are as in api.py.  `copy_pages(...)` and `move_pages(...)` are as in pages.py,
+with lists of tensors.  `gather_pages(...)` writes out and returns nothing.
 
 Operators take the arguments of the functions, with `out` always given and scales in tensors.  A tensor given as
 `causal` becomes `causal_seqs`, with `causal` False.  A tensor given as `window_size` becomes `head_windows`, with
@@ -32,6 +33,8 @@ from .strides import lies_in, looks_within
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())
 merge = at_first_call("merge", ".calls.attend", globals())
+move = at_first_call("move", ".calls.pages", globals())
+gather = at_first_call("gather", ".calls.pages", globals())
 
 WRITE = """(
     Tensor k, Tensor? v, Tensor{keys} k_cache, Tensor{values}? v_cache, Tensor slot_mapping,
@@ -99,6 +102,24 @@ def _merge_states(outs: Any, lses: Any, sinks: Any = None) -> Any:
     return merge(outs, lses, sinks)
 
 
+@untraced
+def _copy_pages(caches: Any, src: Any, dst: Any, page_axis: Any = 0, check: Any = None) -> None:
+    move(caches, None, src, dst, page_axis, check)
+
+
+@untraced
+def _move_pages(sources: Any, targets: Any, src: Any, dst: Any, page_axis: Any = 0, check: Any = None) -> None:
+    move(sources, targets, src, dst, page_axis, check)
+
+
+@untraced
+def _gather_pages(
+    cache: Any, page_table: Any, page_starts: Any, seq_lens: Any, out: Any, kv_layout: Any = "NHD", scale: Any = None,
+    check: Any = None,
+) -> None:  # fmt: skip
+    gather(cache, page_table, page_starts, seq_lens, out, kv_layout, scale, check)
+
+
 def _nothing(*args: Any) -> None:
     """Fake result of operators that only write."""
 
@@ -126,8 +147,9 @@ def _register(schema: str, function: Callable[..., Any], looks: Callable[..., An
     def fake(*args: Any, **options: Any) -> Any:
         """Refuse gradients here: calls of a compiled graph no longer see requires_grad.  Then make fake results."""
         for name, value in (*zip(names, args), *options.items()):
-            if isinstance(value, Tensor):
-                refuse_gradient(name, value)
+            for x in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(x, Tensor):
+                    refuse_gradient(name, x)
         return looks(*args)
 
     torch.library.register_fake(f"paged_attn::{name}", fake, lib=_library)
@@ -141,6 +163,15 @@ _register(
     f"write_values{WRITE.format(keys='', values='(a!)')} -> ()", functools.partial(_write, part="values"), _nothing
 )
 _register("merge_states(Tensor outs, Tensor lses, Tensor? sinks=None) -> (Tensor, Tensor)", _merge_states, _state)
+
+PAIRS = "Tensor src, Tensor dst, *, int page_axis=0, bool? check=None) -> ()"
+_register(f"copy_pages(Tensor(a!)[] caches, {PAIRS}", _copy_pages, _nothing)
+_register(f"move_pages(Tensor[] sources, Tensor(a!)[] targets, {PAIRS}", _move_pages, _nothing)
+GATHER = """gather_pages(
+    Tensor cache, Tensor page_table, Tensor? page_starts, Tensor seq_lens, Tensor(a!) out,
+    *, str kv_layout="NHD", Tensor? scale=None, bool? check=None
+) -> ()"""
+_register(GATHER, _gather_pages, _nothing)
 
 
 # ---- the public functions inside torch.compile and torch.export ----------------------------------

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..arguments import Options, Tensors
-from ..checks.axes import Axes
+from ..checks.axes import Axes, Door
 from ..launching.platform import Device
 from ..planning.dialects import torch_dialect
 from .ways import scale_and_cap
@@ -66,3 +66,26 @@ def write_of(given: tuple[Any, ...], kv_layout: str, part: str | None, axes: Axe
 def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:
     """Merge states `outs` and `lses` into out and lse."""
     torch_dialect().merge_states(out, lse, outs, lses, sinks)
+
+
+def moves_of(
+    sources: Sequence[Tensor], targets: Sequence[Tensor] | None, src: Tensor, dst: Tensor, page_axis: int
+) -> Run:
+    """The Run of a call of copy_pages, whose targets are None, or of move_pages."""
+    dialect, count = torch_dialect(), len(sources)
+
+    def move(*given: Tensor) -> None:
+        *caches, src, dst = given
+        dialect.move_pages(caches[:count], caches[-count:], src, dst, page_axis)
+
+    return Run(move, (*sources, *(targets or ()), src, dst))
+
+
+def rows_of(given: tuple[Any, ...], kv_layout: str, door: Door) -> Run:
+    """The Run of a call of gather_pages.  given: cache, page_table, page_starts, seq_lens, out, scale."""
+    dialect = torch_dialect()
+
+    def gather(cache: Any, table: Any, starts: Any, lengths: Any, out: Any, scale: Any) -> None:
+        dialect.gather_pages(cache, table, starts, lengths, out, kv_layout, scale)
+
+    return Run(gather, given)

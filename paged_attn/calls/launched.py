@@ -1,12 +1,13 @@
 """The launches of calls: tensors and options become the records that Triton kernels take."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from triton.language import constexpr
 
 from ..arguments import Options, Tensors, scales_tokens
-from ..checks.axes import Axes
+from ..checks.axes import Axes, Door
 from ..kernels.common.records import KeyValues, Modifiers
 from ..kernels.portable.cache_write import write_kv_kernel
 from ..kernels.shared_steps import merge_states
@@ -19,6 +20,7 @@ from ..records.call import Call, scales
 from ..records.formats import cdiv, next_power_of_2
 from ..records.key_bounds import key_bounds_of
 from ..records.problem import problem_of
+from .page_launches import Moves, Rows
 from .ways import FAR, scale_and_cap
 
 TENSORS = {*Tensors._fields}
@@ -153,3 +155,15 @@ def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor |
     with arguments_for(tensors) as (result, *others):
         launches = Launches(merge_states(layout.rows(result), *others), outs.device)
     launches.first(tuple([x for x in tensors if x is not None]))
+
+
+def moves_of(
+    sources: Sequence[Tensor], targets: Sequence[Tensor] | None, src: Tensor, dst: Tensor, page_axis: int
+) -> Moves:
+    """The launch of a call of copy_pages, whose targets are None, or of move_pages."""
+    return Moves(sources, targets, src, dst, page_axis)
+
+
+def rows_of(given: tuple[Any, ...], kv_layout: str, door: Door) -> Rows:
+    """The launch of a call of gather_pages.  given: cache, page_table, page_starts, seq_lens, out, scale."""
+    return Rows(given, kv_layout, door)

@@ -7,6 +7,7 @@ decides; other layouts take a few steps.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -47,6 +48,17 @@ def overlap(x: Tensor, y: Tensor) -> bool:
     # A shared byte: an offset of x, counted up from its first byte, plus an offset of y, counted down from its last.
     terms = _terms([*_bytes(x), *_bytes(y)])
     return _Search().finds(terms, other_end - 1 - begin)
+
+
+def first_overlap(written: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[int, int] | None:
+    """Places of the first two tensors that share memory, in `written` and in `others`; None if no two do."""
+    ranges = [_range(x) for x in others]
+    for i, x in enumerate(written):
+        begin, end = _range(x)
+        for j, (other_begin, other_end) in enumerate(ranges):
+            if begin < other_end and other_begin < end and overlap(x, others[j]):
+                return i, j
+    return None
 
 
 def same_elements(x: Tensor, y: Tensor) -> bool:

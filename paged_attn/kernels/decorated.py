@@ -8,7 +8,7 @@ from ..launching.platform import decorating
 
 with decorating():
     from .common import copying, exchange, merge, numerics, output, records, schedule, scores, softmax
-    from .portable import attention_kernel, cache_write, loads
+    from .portable import attention_kernel, cache_write, loads, page_kernels
 
 __all__ = [
     "attention_kernel",
@@ -19,6 +19,7 @@ __all__ = [
     "merge",
     "numerics",
     "output",
+    "page_kernels",
     "records",
     "schedule",
     "scores",

@@ -31,6 +31,7 @@ SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own scratch, a kernel's last two para
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "fp64": "d"}
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # attribute of a dependent launch, which begins when the launch before lets it
+DEVICE_POINTER = 3  # attribute of memory: its address for kernels
 IN_GRAPHS = 12030  # first CUDA whose graphs hold dependent launches; without the attribute a launch waits in full
 
 
@@ -252,3 +253,14 @@ def provide_context() -> None:
     context = _primary(torch.cuda.current_device())
     if context:
         cuda.cuCtxSetCurrent(context)
+
+
+def mapped(address: int) -> int | None:
+    """Address by which kernels reach pinned host memory; None: they do not reach it."""
+    if torch.version.hip:
+        return address
+    cuda, found = _cuda(), ctypes.c_uint64()
+    provide_context()
+    if cuda is None or cuda.cuPointerGetAttribute(ctypes.byref(found), DEVICE_POINTER, ctypes.c_uint64(address)):
+        return None
+    return found.value

@@ -99,6 +99,17 @@ class Direct(Protocol):
     def merge_states(self, out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:
         """Merge states `outs` and `lses`, and sinks, into out and lse."""
 
+    def move_pages(
+        self, sources: Sequence[Tensor], targets: Sequence[Tensor], src: Tensor, dst: Tensor, page_axis: int
+    ) -> None:
+        """Copy page src[i] of each source to page dst[i] of its target."""
+
+    def gather_pages(
+        self, cache: Tensor, page_table: Tensor, page_starts: Tensor | None, seq_lens: Tensor, out: Tensor,
+        kv_layout: str, scale: Any,
+    ) -> None:  # fmt: skip
+        """Write rows of all sequences to out, and zeros behind them."""
+
 
 @functools.cache
 def dialect(name: str) -> Any:

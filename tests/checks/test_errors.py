@@ -31,6 +31,7 @@ from tests.support.errors import ANY, ROOT, Entry, catalogue, said
 # Tables whose rows end in the exact text of the error with which the row is refused.
 TABLES = ("checks.test_check.OPTIONS", "checks.test_check_batch.BATCH", "checks.test_check_write.WRITE")
 TABLES += ("checks.test_check_write.MERGE", "checks.test_contents.CONTENTS")
+TABLES += ("calls.test_whole_pages.REFUSED", "calls.test_whole_pages.CHECKED")
 TABLES += ("features.test_score_mod.REFUSED", "steps.test_step.REFUSED", "steps.test_padding.REFUSED")
 # Warnings of a process with another Triton, of which these tests start one.
 ELSEWHERE = {
@@ -164,6 +165,15 @@ def forked(folder: Path) -> None:
         distributed.merge(torch.zeros(1, 1, 8), torch.zeros(1, 1), peers)
 
 
+def captured_at_once(folder: Path) -> None:
+    from paged_attn.calls import page_launches
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_launches, "_capturing", lambda device: True)
+        patch.setattr(page_launches, "_tables", {})
+        paged_attn.copy_pages(torch.zeros(3, 5, 7), torch.tensor([0]), torch.tensor([1]))
+
+
 def traced_with_a_score_mod(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -221,6 +231,7 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     in_plain_torch,
     in_the_interpreter,
     traced_with_a_score_mod,
+    captured_at_once,
     sharded(),  # sinks are given
     sharded(sinks=None, batch_invariant=True),
     sharded(sinks=None, gate=torch.zeros(5, 6, 32, dtype=torch.bfloat16)),

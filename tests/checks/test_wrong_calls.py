@@ -360,6 +360,35 @@ OTHERS = (
         lambda: paged_attn.pages_needed(TWO.float(), 16),
         "lengths", "float32", "an int or a tensor of integers", "lengths.long()",
     ),
+    # copy_pages, move_pages, gather_pages
+    Wrong(
+        lambda: paged_attn.copy_pages((x for x in CACHE), TWO, TWO),  # type: ignore[arg-type]
+        "caches", "generator", "a tensor or a list of tensors", "list(caches)",
+    ),
+    Wrong(
+        lambda: paged_attn.copy_pages(CACHE, TWO, TWO.float()),
+        "dst", "float32", "int32 | int64", "dst.to(torch.int32)",
+    ),
+    Wrong(
+        lambda: paged_attn.copy_pages([CACHE, Q], TWO, TWO),
+        "caches[1]", "[2, 4, 16]", "pages = 3 along axis 0, like caches[0]", "page_axis says",
+    ),
+    Wrong(
+        lambda: paged_attn.move_pages(CACHE, CACHE.half(), TWO, TWO),
+        "targets", "float16", "float32 like sources", "targets.view(torch.float32)",
+    ),
+    Wrong(
+        lambda: paged_attn.move_pages(CACHE, CACHE[1:], TWO, TWO),
+        "targets", "memory", "share no", "copy_pages",
+    ),
+    Wrong(
+        lambda: paged_attn.gather_pages(CACHE[0], TABLE, TWO),
+        "cache", "[8, 2, 16]", "[pages, page_size, kv_heads, head_dim]", "cache.unsqueeze(2)",
+    ),
+    Wrong(
+        lambda: paged_attn.gather_pages(CACHE, TABLE, TWO.to("meta")),
+        "tokens", "None", "an int >= 0", "because lengths are on the device",
+    ),
     # prepare
     Wrong(
         lambda: paged_attn.prepare(heads=8, kv_heads=2, head_dim=64, head_dim_v=64),  # type: ignore[arg-type]

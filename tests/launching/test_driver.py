@@ -265,9 +265,10 @@ for step, compiled in kept:
     "asked, variants, names",
     [
         ("0", ["decode split features", "write e4m3", "merge"], "attention_kernel write_kv_kernel merge_states_kernel"),
+        ("0", ["moved pages", "gathered e4m3"], "move_pages_kernel gather_pages_kernel"),
         ("1", ["decode split e4m3", "prefill window sinks", "mixed"], "shares_kernel blocks_kernel mixed_kernel"),
     ],
-    ids=["portable", "hopper"],
+    ids=["portable", "pages", "hopper"],
 )
 def test_kernels_take_what_the_driver_is_told(asked: str, variants: list[str], names: str) -> None:
     """Whatever Triton this is: each parameter has the size that the PTX declares, those of Triton's own included."""

@@ -295,6 +295,18 @@ def _merge() -> None:
     paged_attn.merge_states(torch.zeros(4, 8, 32, 128, dtype=torch.bfloat16), torch.zeros(4, 8, 32))
 
 
+def _moved(width: int) -> None:
+    """Caches whose rows have `width` elements, of which the first 128 are copied."""
+    caches = [torch.zeros(8, 16, 8, width, dtype=torch.bfloat16)[..., :128] for _ in range(2)]
+    paged_attn.copy_pages(caches, torch.arange(4), torch.arange(4) + 4)
+
+
+def _gathered(cache_dtype: torch.dtype, layout: str, *shape: int, **options: Any) -> None:
+    table, lens = torch.zeros(4, 8, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    cache = torch.zeros(shape, dtype=cache_dtype)
+    paged_attn.gather_pages(cache, table, lens, kv_layout=layout, tokens=256, **options)
+
+
 def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
     """(name, call) of every variant whose name contains one of the wanted words; all if none is given."""
     attention = ATTENTION | HOPPER if wanted else ATTENTION
@@ -303,4 +315,10 @@ def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
     found["write e4m3"] = functools.partial(_write, E4M3, "NHD")
     found["write packed e5m2"] = functools.partial(_write, E5M2, "x")
     found["merge"] = _merge
+    found["moved pages"] = functools.partial(_moved, 128)
+    found["moved rows"] = functools.partial(_moved, 136)
+    found["gathered"] = functools.partial(_gathered, torch.bfloat16, "HND", 8, 8, 16, 128)
+    found["gathered packed"] = functools.partial(_gathered, torch.bfloat16, "NHD", 8, 8, 16, 16, 8)
+    by_token = dict(dtype=torch.bfloat16, scale=torch.ones(8, 16, 8))
+    found["gathered e4m3"] = functools.partial(_gathered, E4M3, "NHD", 8, 16, 8, 128, **by_token)
     return [(name, call) for name, call in found.items() if not wanted or any(word in name for word in wanted)]

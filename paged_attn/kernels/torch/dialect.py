@@ -8,9 +8,10 @@ from ...arguments import Options, Tensors
 from .attention import attend, words
 from .cache import layouts_of, write
 from .call import Call, Sizes, quiet
+from .pages import gather_pages, move_pages
 from .state import join
 
-__all__ = ["attention", "merge_states", "ways", "write"]
+__all__ = ["attention", "gather_pages", "merge_states", "move_pages", "ways", "write"]
 
 TITLE = "plain torch"
 

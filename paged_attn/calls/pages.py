@@ -1,0 +1,73 @@
+"""Calls of copy_pages, move_pages and gather_pages: found in the cache of calls, or checked and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ..checks import pages as checks
+from ..checks.options import unboxed
+from ..launching.platform import device_of
+from ..strides import settled
+from . import call_cache, checked
+from .untraced import untraced
+from .ways import Runs, way_of
+
+
+@untraced
+def move(sources: Any, targets: Any, src: Any, dst: Any, page_axis: Any, check: bool | None) -> None:
+    """Copy pages of sources to pages of targets; if these are None, to other pages of the sources."""
+    given = checks.listed("caches" if targets is None else "sources", sources)
+    into = None if targets is None else checks.listed("targets", targets)
+
+    def made() -> Runs:
+        pages, count = checks.check_moves(sources, targets, src, dst, page_axis)
+        device = device_of(src.device)
+        if checked.enabled(check, device):
+            checks.check_pairs(src, dst, pages, count, targets is None)
+        runs: Runs = way_of(device).moves_of(given, into, src, dst, unboxed(page_axis))
+        return runs
+
+    form = ("move_pages", len(given), targets is None, page_axis)
+    _run(form, (*given, *(into or ()), src, dst), check, made)
+
+
+@untraced
+def gather(
+    cache: Any, page_table: Any, page_starts: Any, seq_lens: Any, out: Any, kv_layout: Any, scale: Any,
+    check: bool | None,
+) -> None:  # fmt: skip
+    """Gather rows of pages into out."""
+    given = (cache, page_table, page_starts, seq_lens, out, scale)
+
+    def made() -> Runs:
+        door = checks.check_gather(*given[:5], kv_layout, scale)
+        device = device_of(cache.device)
+        if checked.enabled(check, device):
+            checks.check_rows(door, page_table, page_starts, seq_lens)
+        settled_ones = tuple([settled(unboxed(x)) for x in given])
+        runs: Runs = way_of(device).rows_of(settled_ones, kv_layout, door)
+        return runs
+
+    tensors = tuple([x for x in given if isinstance(x, Tensor)])
+    _run(("gather_pages", kv_layout, page_starts is None, *call_cache.form_of_values((scale,))), tensors, check, made)
+
+
+def _run(form: Any, tensors: tuple[Any, ...], check: bool | None, made: Callable[[], Runs]) -> None:
+    """Run a call that was made before, or what `made` returns after its checks."""
+    found, of = call_cache.again(form, tensors), None
+    if found is None:
+        of = call_cache.signature(form, tensors)
+        found = call_cache.find(form, tensors, of)
+    if found is not None and not (checked.by_default(found[0]) if check is None else check is not False):
+        runs, addresses = found
+        if runs.kept is None:
+            runs.first(tensors)
+        else:
+            runs.again(addresses)
+        return
+    runs = made()
+    runs.first(tensors)
+    call_cache.keep(of, runs)

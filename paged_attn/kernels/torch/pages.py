@@ -1,0 +1,61 @@
+"""Copies of whole pages, and rows gathered from pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .cache import HND, NHD, PACKED_KEYS, PACKED_VALUES, Layout
+from .call import quiet
+
+LAYOUTS = {"NHD": NHD, "HND": HND, "HDN": PACKED_VALUES}
+
+
+def move_pages(sources: Sequence[Tensor], targets: Sequence[Tensor], src: Tensor, dst: Tensor, page_axis: int) -> None:
+    """Copy page src[i] of each source to page dst[i] of its target; a negative id skips the pair."""
+    with quiet(src.device):
+        live = (src >= 0) & (dst >= 0)
+        given, into = src[live].long(), dst[live].long()
+        for source, target in zip(sources, targets):
+            pages = _bits(source).index_select(page_axis, given.to(source.device))
+            _bits(target).index_copy_(page_axis, into.to(target.device), pages.to(target.device))
+
+
+def _bits(x: Tensor) -> Tensor:
+    """Elements of one byte as integers: torch cannot index all types of these."""
+    return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
+
+
+def gather_pages(
+    cache: Tensor, page_table: Tensor, page_starts: Tensor | None, seq_lens: Tensor, out: Tensor, kv_layout: str,
+    scale: Any,
+) -> None:  # fmt: skip
+    """Write rows of all sequences to out, and zeros behind them."""
+    layout = PACKED_KEYS if cache.ndim == 5 else LAYOUTS[kv_layout]
+    rows = _bits(cache).permute(layout.slots)
+    with quiet(out.device):
+        lengths = seq_lens.long().clamp(min=0)
+        seq = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)[: len(out)]
+        pos = torch.arange(len(seq), device=seq.device) - (lengths.cumsum(0) - lengths)[seq]
+        column, slot = pos // rows.shape[1], pos % rows.shape[1]
+        page = page_table[seq, column] if page_starts is None else page_table[page_starts[seq] + column]
+        there = page >= 0
+        place = torch.where(there, page, 0).long(), slot
+        found = rows[place].flatten(2).view(cache.dtype)
+        if scale is not None or out.dtype != cache.dtype:
+            found = found.float() * _scale(scale, place, layout)
+        found = found.to(out.dtype)
+        _bits(out)[: len(seq)] = _bits(found).masked_fill_(~there[:, None, None], 0)
+        _bits(out)[len(seq) :] = 0
+
+
+def _scale(scale: Any, place: tuple[Tensor, Tensor], layout: Layout) -> Any:
+    """A number, or float32 that multiplies rows [N, kv_heads, head_dim]."""
+    if scale is None or not isinstance(scale, Tensor):
+        return 1.0 if scale is None else scale
+    if scale.ndim == 3:
+        return (scale if layout is NHD else scale.transpose(1, 2))[place].float()[..., None]
+    return scale.float().flatten()[:, None]

@@ -1,0 +1,137 @@
+"""Whole pages of caches: copied, moved to and from the host, and gathered into dense rows.
+
+A cache is any tensor with an axis of pages.  Other axes, strides and dtypes are free, because pages are copied by their
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .arguments import table_parts
+from .calls.untraced import at_first_call
+from .checks.axes import ScaleLike
+from .checks.pages import listed, rows_of
+from .step import Table
+
+Caches = Tensor | Sequence[Tensor]
+
+move = at_first_call("move", ".calls.pages", globals())
+gather = at_first_call("gather", ".calls.pages", globals())
+
+
+def copy_pages(caches: Caches, src: Tensor, dst: Tensor, *, page_axis: int = 0, check: bool | None = None) -> None:
+    """Copy pages to other pages of the same caches, in place: copy on write, beam search.
+
+    One launch copies the pages of all caches, for example of keys, values and scales of all layers.
+
+    Args:
+        caches: a tensor or a list of tensors of any shapes, strides and dtypes, which have `pages` entries along
+            `page_axis`.  A cache [layers, pages, ...] or [2, pages, ...] has page_axis=1.
+        src, dst: [pairs] int32 | int64; pair i copies page src[i] of each cache to page dst[i].  A pair is skipped if
+            either is negative.  No page may occur twice in dst, or both in src and in dst, skipped pairs apart.
+        page_axis: the axis of pages in all caches, an int >= 0.
+        check: True: first verify page ids, with a host sync.  The check finds ids outside the caches, and pages that
+            occur twice.  None: as in paged_attention.
+
+    Raises:
+        ValueError: names the tensor and both sizes.  Nothing has been copied.
+        TypeError: names the type wanted.
+
+    Without `check` no page id is read on the host: after a first call, CUDA graphs can capture calls with these caches.
+    Inside torch.compile the call is torch.ops.paged_attn.copy_pages.
+    """
+    if torch.compiler.is_compiling():
+        torch.ops.paged_attn.copy_pages(listed("caches", caches), src, dst, page_axis=page_axis, check=check)
+        return
+    move(caches, None, src, dst, page_axis, check)
+
+
+def move_pages(
+    sources: Caches, targets: Caches, src: Tensor, dst: Tensor, *, page_axis: int = 0, check: bool | None = None
+) -> None:
+    """Copy pages from some caches to others: to and from pinned host memory, or on one device.
+
+    One launch copies the pages of all caches.  On CUDA the kernel itself reads or writes host memory, so no copy is
+    started for each page.  Elsewhere, these are copies of torch.
+
+    Args:
+        sources: a tensor or a list of tensors with an axis of pages, as in copy_pages.
+        targets: as many tensors, which are written.  Each has the dtype and the shape of its source; the number of
+            pages may differ.  Strides may differ, too.
+        src, dst: [pairs] int32 | int64; pair i copies page src[i] of each source to page dst[i] of its target.  A pair
+            is skipped if either is negative.  No page may occur twice in dst, skipped pairs apart.
+        page_axis: the axis of pages in all tensors, an int >= 0.
+        check: as in copy_pages.
+
+    src and dst are on the device of the caches.  The other caches are on that device, too, or in pinned host memory
+    (torch.empty(..., pin_memory=True)).  The call does not wait: before the host reads targets, or writes or frees
+    pinned memory of the call, synchronise with the stream.
+
+    Raises:
+        ValueError: names the tensor and both sizes, or host memory that is not pinned.  Nothing has been copied.
+        TypeError: names the dtype or type wanted.
+
+    Inside torch.compile the call is torch.ops.paged_attn.move_pages.
+    """
+    if torch.compiler.is_compiling():
+        given = listed("sources", sources), listed("targets", targets)
+        torch.ops.paged_attn.move_pages(*given, src, dst, page_axis=page_axis, check=check)
+        return
+    move(sources, targets, src, dst, page_axis, check)
+
+
+def gather_pages(
+    cache: Tensor,
+    page_table: Table,
+    seq_lens: Tensor,
+    *,
+    kv_layout: str = "NHD",
+    tokens: int | None = None,
+    dtype: torch.dtype | None = None,
+    scale: ScaleLike = None,
+    out: Tensor | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    """Gather keys or values of a paged cache into dense rows, one sequence after another.
+
+    Args:
+        cache: [pages, page_size, kv_heads, head_dim] ("NHD") or [pages, kv_heads, page_size, head_dim] ("HND");
+            x-packed keys [pages, kv_heads, head_dim // x, page_size, x], or values beside these,
+            [pages, kv_heads, head_dim, page_size] ("HDN").  Last axis contiguous.
+        page_table: [seqs, max_pages] int32 | int64, or (indptr [seqs + 1], indices), as in paged_attention.  Rows of a
+            page with a negative id are zeros.
+        seq_lens: [seqs] int32 | int64; number of rows of each sequence.  Negative lengths count as 0.
+        kv_layout: "NHD", "HND" or "HDN"; ignored for a 5-D cache.
+        tokens: number of rows of the result.  None: that of out, or the sum of seq_lens if these are on the host.
+            Rows beyond the sum are zeros.
+        dtype: dtype of the result, float16 | bfloat16 | float32.  None: that of out, or the cache's.
+        scale: value = cache value * scale.  A float, or float32 | float16 [], [1], [kv_heads], [1, kv_heads], or of
+            each token [pages, page_size, kv_heads] ("HND", "HDN" and 5-D: [pages, kv_heads, page_size]), of any
+            strides.  None: 1.  The cache is then of float16, bfloat16, float32, fp8 or int8.
+        out: [tokens, kv_heads, head_dim]; the rows are written there.  Last axis contiguous.
+        check: True: first verify lengths and page ids, with a host sync.  None: as in paged_attention.
+
+    Returns:
+        [tokens, kv_heads, head_dim], which is out if given.  Bits of the cache if dtype and scale change nothing;
+            otherwise the product in float32, rounded to nearest even.
+
+    Raises:
+        ValueError: names the tensor, the axis and both sizes, and what to do.
+        TypeError: names the dtype or type wanted.
+
+    Inside torch.compile the call is torch.ops.paged_attn.gather_pages.
+    """
+    pages, starts = table_parts(page_table)
+    rows = rows_of(out, cache, seq_lens, kv_layout, tokens, dtype)
+    if not torch.compiler.is_compiling():
+        gather(cache, pages, starts, seq_lens, rows, kv_layout, scale, check)
+        return rows
+    if scale is not None and not isinstance(scale, Tensor):
+        scale = torch.full((1,), scale, dtype=torch.float32, device=cache.device)
+    options = dict(kv_layout=kv_layout, scale=scale, check=check)
+    torch.ops.paged_attn.gather_pages(cache, pages, starts, seq_lens, rows, **options)
+    return rows

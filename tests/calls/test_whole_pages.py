@@ -1,0 +1,522 @@
+"""copy_pages, move_pages, gather_pages: bytes of any layout, by kernels and in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+import paged_attn
+from paged_attn import reference
+from paged_attn.calls import call_cache
+from paged_attn.calls import pages as calls
+from paged_attn.launching.platform import Device
+from paged_attn.records.page_runs import runs_of
+from tests.support.bad_input import refuses
+from tests.support.cases import E4M3, E5M2
+
+PAGES = 7
+HALF, BF16, F32, INT8 = torch.float16, torch.bfloat16, torch.float32, torch.int8
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Both ways of a call."""
+    call_cache.clear()
+    if request.param == "torch":
+        monkeypatch.setattr(calls, "device_of", lambda device: Device("cpu", 1))
+    yield request.param
+    call_cache.clear()
+
+
+def noise(device: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    """A tensor of random bytes."""
+    return torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, device=device).view(dtype)[..., 0]
+
+
+class Made(NamedTuple):
+    """Caches, and the memory that holds them, so that a test sees every byte."""
+
+    memory: list[Tensor]
+    caches: Any  # a tensor or a list
+    page_axis: int = 0
+
+
+def plain(dtype: torch.dtype, *shape: int) -> Callable[[str], Made]:
+    def make(device: str) -> Made:
+        whole = noise(device, dtype, *shape)
+        return Made([whole], whole)
+
+    return make
+
+
+def both_first(device: str) -> Made:
+    """[2, pages, ...] as two views."""
+    whole = noise(device, BF16, 2, PAGES, 4, 2, 24)
+    return Made([whole], [*whole.unbind()])
+
+
+def both_second(device: str) -> Made:
+    """[pages, 2, ...] as two views, whose pages are two strides apart."""
+    whole = noise(device, BF16, PAGES, 2, 4, 2, 24)
+    return Made([whole], [*whole.unbind(1)])
+
+
+def layers(device: str) -> Made:
+    whole = noise(device, HALF, 3, PAGES, 2, 4, 16)
+    return Made([whole], whole, 1)
+
+
+def layers_of_both(device: str) -> Made:
+    """[layers, 2, pages, ...] with pages of 3 bytes a head."""
+    whole = noise(device, INT8, 2, 2, PAGES, 4, 3)
+    return Made([whole], whole, 2)
+
+
+def with_scales(device: str) -> Made:
+    """Keys and values of two layers in int8, each beside the scales of its tokens; one list, several shapes."""
+    caches = [noise(device, INT8, PAGES, 8, 2, 32) for _ in range(4)]
+    scales = [noise(device, F32, PAGES, 8, 2) for _ in range(3)] + [noise(device, HALF, PAGES, 8, 2)]
+    return Made(caches + scales, caches + scales)
+
+
+def tails(device: str) -> Made:
+    """Rows of a head with four bytes of scale behind them: views of both."""
+    whole = noise(device, torch.uint8, PAGES, 8, 2, 36)
+    return Made([whole], [whole[..., :32].view(E4M3), whole[..., 32:].view(F32)])
+
+
+def scattered(device: str) -> Made:
+    """No two axes of a page merge."""
+    whole = noise(device, HALF, PAGES, 3, 4, 5, 6, 7)
+    return Made([whole], [whole[:, :2, :3, ::2, :5, ::3]])
+
+
+LAYOUTS: dict[str, Callable[[str], Made]] = {
+    "NHD": plain(BF16, PAGES, 16, 2, 64),
+    "heads of odd sizes": plain(INT8, PAGES, 5, 3, 7),
+    "HND in memory of NHD": lambda device: Made([x := noise(device, HALF, PAGES, 4, 3, 24)], x.transpose(1, 2)),
+    "x-packed keys": plain(HALF, PAGES, 2, 3, 4, 8),
+    "x-packed values": plain(F32, PAGES, 2, 12, 4),
+    "latents": plain(E4M3, PAGES, 16, 1, 576),
+    "a part of each page": lambda device: Made([x := noise(device, E5M2, PAGES, 4, 2, 16)], x[:, 1:3]),
+    "[2, pages, ...]": both_first,
+    "[pages, 2, ...]": both_second,
+    "a layer axis": layers,
+    "axes of layers and of both": layers_of_both,
+    "scales of tokens": with_scales,
+    "tails": tails,
+    "scattered": scattered,
+}
+
+
+def ids(device: str, *numbers: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def as_bytes(tensors: list[Tensor]) -> list[bytes]:
+    return [x.contiguous().view(torch.uint8).cpu().numpy().tobytes() for x in tensors]
+
+
+def twins(name: str, device: str) -> tuple[Made, Made]:
+    """Two of a kind with the same bytes."""
+    one, other = LAYOUTS[name](device), LAYOUTS[name](device)
+    for x, y in zip(one.memory, other.memory, strict=True):
+        y.view(torch.uint8).copy_(x.view(torch.uint8))
+    return one, other
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_copies_change_these_pages_and_no_other_byte(name: str, way: str, device: str) -> None:
+    for round, dtype in enumerate((torch.int64, torch.int32)):  # the second time in memory of another address
+        got, want = twins(name, device)
+        src, dst = ids(device, 3, -1, 0, 5, 3), ids(device, 1, 2, -1, 6, 4).to(dtype)
+        before = as_bytes(want.memory)
+        reference.copy_pages(want.caches, src, dst, page_axis=want.page_axis)
+        for _ in range(1 + round):
+            paged_attn.copy_pages(got.caches, src, dst, page_axis=got.page_axis)
+        assert as_bytes(got.memory) == as_bytes(want.memory) != before
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_pages_go_to_other_caches_of_any_strides_and_come_back(name: str, way: str, device: str) -> None:
+    made, want = twins(name, device)
+    axis = made.page_axis
+    caches, wanted = ([x.caches] if isinstance(x.caches, Tensor) else x.caches for x in (made, want))
+    # a host's pool has more pages, which lie dense behind its layers
+    host = [noise("cpu", x.dtype, 11, *x.select(axis, 0).shape).movedim(0, axis) for x in caches]
+    host = [x.pin_memory() if device != "cpu" else x for x in host]
+    before = [x.clone() for x in host]
+    out, back = (ids(device, 6, 2, 0, -1), ids(device, 0, 10, 4, 3)), (ids(device, 10, 0, 5), ids(device, 1, 3, -7))
+    paged_attn.move_pages(caches, host, *out, page_axis=axis)
+    if device != "cpu":
+        torch.cuda.synchronize()
+    reference.move_pages(caches, before, *out, page_axis=axis)
+    assert as_bytes(host) == as_bytes(before)
+    paged_attn.move_pages(host, caches, *back, page_axis=axis)
+    reference.move_pages(before, wanted, *back, page_axis=axis)
+    assert as_bytes(made.memory) == as_bytes(want.memory)
+
+
+def test_no_pairs_and_no_bytes_are_no_work(way: str, device: str) -> None:
+    cache = noise(device, HALF, 3, 4, 2, 8)
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    before = as_bytes([cache])
+    paged_attn.copy_pages(cache, none, none)
+    paged_attn.copy_pages(cache[:, :0], ids(device, 0), ids(device, 1))
+    paged_attn.copy_pages([cache[:0]], ids(device, -1), ids(device, -1))
+    assert as_bytes([cache]) == before
+
+
+@pytest.mark.kernels
+def test_tasks_are_shared_by_programs_however_few(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paged_attn.calls import page_launches as launches
+
+    monkeypatch.setattr(launches, "MAX_PROGRAMS", 2)
+    monkeypatch.setattr(launches, "LANES", 8)
+    monkeypatch.setattr(launches, "LIMIT", 0)  # the table goes with the call
+    monkeypatch.setattr(launches, "_tables", {})
+    call_cache.clear()
+    got, want = twins("scales of tokens", device)
+    src, dst = ids(device, 0, 5), ids(device, 4, 1)
+    paged_attn.copy_pages(got.caches, src, dst)
+    call_cache.clear()
+    reference.copy_pages(want.caches, src, dst)
+    assert as_bytes(got.memory) == as_bytes(want.memory)
+
+
+@pytest.mark.kernels
+def test_kernels_reach_host_memory_by_the_address_that_the_driver_maps(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paged_attn.calls import page_launches as launches
+
+    asked: list[int] = []
+    monkeypatch.setattr(launches, "_on_the_host", lambda *_: [(1, "targets[0]")])
+    monkeypatch.setattr(launches.driver, "mapped", lambda address: asked.append(address) or address)
+    call_cache.clear()
+    cache, host = noise(device, HALF, 3, 4, 2, 8), noise(device, HALF, 5, 4, 2, 8)
+    paged_attn.move_pages(cache, host, ids(device, 2), ids(device, 4))
+    assert asked == [host.data_ptr()]
+    assert as_bytes([host[4]]) == as_bytes([cache[2]])
+    monkeypatch.setattr(launches.driver, "mapped", lambda address: None)
+    with pytest.raises(
+        ValueError, match=r"^targets\[0\] must be in pinned host memory, got memory that kernels do not"
+    ):
+        paged_attn.move_pages(cache, host.clone(), ids(device, 2), ids(device, 4))
+    call_cache.clear()
+
+
+@pytest.mark.parametrize(
+    "name, runs, unit",
+    [
+        ("NHD", [(16 * 2 * 64 * 2, 1, 1)], 16),
+        ("HND in memory of NHD", [(4 * 3 * 24 * 2, 1, 1)], 16),
+        ("a layer axis", [(2 * 4 * 16 * 2, 3, 1)], 16),
+        ("axes of layers and of both", [(12, 4, 1)], 4),
+        ("tails", [(32, 16, 1), (4, 16, 1)], 4),
+        ("a part of each page", [(2 * 2 * 16, 1, 1)], 16),
+        ("heads of odd sizes", [(105, 1, 1)], 1),
+        ("scattered", [(2, 3, 5)] * 18, 2),
+    ],
+)
+def test_a_page_is_few_runs_of_wide_units(name: str, runs: list[tuple[int, int, int]], unit: int) -> None:
+    made = LAYOUTS[name]("cpu")
+    caches = [made.caches] if isinstance(made.caches, Tensor) else made.caches
+    found = [x for cache in caches for x in runs_of(cache, cache, made.page_axis)]
+    assert [(x.run, x.inner[0], x.outer[0]) for x in found] == runs
+    assert min(x.unit for x in found) == unit
+
+
+# ---- gathered rows -----------------------------------------------------------------------------------------------
+
+SHAPES = {
+    "NHD": lambda device, dtype: noise(device, dtype, PAGES, 5, 3, 24),
+    "HND": lambda device, dtype: noise(device, dtype, PAGES, 3, 5, 24),
+    "HDN": lambda device, dtype: noise(device, dtype, PAGES, 3, 24, 5),
+    "x": lambda device, dtype: noise(device, dtype, PAGES, 3, 3, 5, 8),
+    "latents": lambda device, dtype: noise(device, dtype, PAGES, 5, 2, 600)[:, :, :1, :576],
+}
+LENGTHS = (11, 0, -4, 5, 1)
+TABLE = ((2, 6, 0), (9, 9, 9), (9, 9, 9), (5, 9, 9), (-1, 9, 9))  # of page -1 rows are zeros; 9 is no page
+
+
+def batch(device: str, ragged: bool, dtype: torch.dtype = torch.int32) -> tuple[Any, Tensor]:
+    lengths = torch.tensor(LENGTHS, dtype=dtype, device=device)
+    if not ragged:
+        return torch.tensor(TABLE, dtype=dtype, device=device), lengths
+    pair = ids(device, 0, 3, 3, 3, 4, 5, dtype=dtype), ids(device, 2, 6, 0, 5, -1, dtype=dtype)
+    return tuple([torch.stack([x, x + 1], 1)[:, 0] for x in pair]), lengths  # strided
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["dense", "ragged"])
+@pytest.mark.parametrize("layout, dtype", [("NHD", E4M3), ("HND", BF16), ("HDN", HALF), ("x", INT8), ("latents", F32)])
+def test_rows_keep_their_bits(layout: str, dtype: torch.dtype, ragged: bool, way: str, device: str) -> None:
+    cache, (table, lengths) = SHAPES[layout](device, dtype), batch(device, ragged, (torch.int32, torch.int64)[ragged])
+    options = dict(kv_layout=layout if layout in ("HND", "HDN") else "NHD")
+    want = reference.gather_pages(cache, table, lengths, tokens=20, **options)
+    got = paged_attn.gather_pages(cache, table, lengths, tokens=20, **options)
+    assert as_bytes([got]) == as_bytes([want])
+    assert not got[16:].view(torch.uint8).any()  # of page -1, and behind the last row
+    out = noise(device, dtype, 20, 4, *got.shape[2:])[:, 1 : 1 + got.shape[1]]  # strided
+    for _ in range(2):
+        assert paged_attn.gather_pages(cache, table, lengths, out=out, **options) is out
+        assert as_bytes([out]) == as_bytes([want])
+    few = paged_attn.gather_pages(cache, table, lengths, tokens=9, **options, check=False)
+    assert as_bytes([few]) == as_bytes([want[:9]])
+
+
+def finite(device: str, layout: str, dtype: torch.dtype) -> Tensor:
+    """A cache whose last slot of each live page is NaN where its dtype has NaN, and no other."""
+    like = SHAPES[layout](device, torch.uint8)
+    if dtype == INT8:
+        return torch.randint(-128, 128, like.shape, dtype=INT8, device=device)
+    return (torch.randn(like.shape, device=device) * 3).to(dtype)
+
+
+def by_token(device: str, layout: str, dtype: torch.dtype) -> Tensor:
+    """Scales of tokens, every second element of a tensor."""
+    shape = (PAGES, 5, 3, 2) if layout == "NHD" else (PAGES, 3, 5, 2)
+    return torch.rand(shape, device=device).to(dtype)[..., 0]
+
+
+@pytest.mark.parametrize(
+    "layout, dtype, scale",
+    [
+        ("NHD", E4M3, lambda device: by_token(device, "NHD", F32)),
+        ("HND", INT8, lambda device: by_token(device, "HND", HALF)),
+        ("x", E5M2, lambda device: by_token(device, "x", F32)),
+        ("NHD", INT8, lambda device: 0.25),
+        ("HDN", BF16, lambda device: torch.tensor([0.5, 3.0, 1.5], device=device)),
+        ("NHD", E5M2, lambda device: torch.full((), 0.37, device=device)),
+        ("HND", HALF, lambda device: None),
+    ],
+)
+@pytest.mark.parametrize("to", [BF16, F32])
+def test_rows_are_products_with_their_scales(
+    layout: str, dtype: torch.dtype, scale: Any, to: torch.dtype, way: str, device: str
+) -> None:
+    cache, by, (table, lengths) = finite(device, layout, dtype), scale(device), batch(device, False)
+    options = dict(kv_layout=layout if layout in ("HND", "HDN") else "NHD", scale=by, dtype=to, tokens=19)
+    want = reference.gather_pages(cache, table, lengths, **options)
+    got = paged_attn.gather_pages(cache, table, lengths, **options)
+    assert got.dtype == to
+    # a product is rounded to float32, then to the result's dtype: beside float64's rounding once, half a unit more
+    unit = {F32: 2.0**-24, BF16: 2.0**-8}[to]
+    torch.testing.assert_close(got, want, rtol=1.01 * unit, atol=0)
+
+
+def test_dead_slots_and_other_pages_reach_no_row(way: str, device: str) -> None:
+    cache, (table, lengths) = finite(device, "NHD", F32), batch(device, False)
+    want = paged_attn.gather_pages(cache, table, lengths, tokens=17)
+    cache[[1, 3, 4]] = torch.nan
+    cache[0, 1:] = torch.nan  # behind the eleventh key
+    scale = torch.ones(PAGES, 5, 3, device=device)
+    scale[[1, 3, 4]], scale[0, 1:] = torch.nan, torch.nan
+    assert torch.equal(paged_attn.gather_pages(cache, table, lengths, tokens=17), want)
+    assert torch.equal(paged_attn.gather_pages(cache, table, lengths, tokens=17, scale=scale), want)
+
+
+def test_tokens_are_counted_where_lengths_are_on_the_host(way: str) -> None:
+    table, lengths = batch("cpu", False)
+    cache = SHAPES["NHD"]("cpu", HALF)
+    assert paged_attn.gather_pages(cache, table, lengths).shape == (17, 3, 24)
+    assert paged_attn.gather_pages(cache, table[:0], lengths[:0]).shape == (0, 3, 24)
+    assert not paged_attn.gather_pages(cache, table[:0], lengths[:0], tokens=2).any()
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------------
+
+CACHE = torch.zeros(4, 8, 2, 16)
+ID = torch.zeros(3, dtype=torch.int64)
+COPY: dict[str, Any] = dict(caches=[CACHE, CACHE.half()], src=ID, dst=ID)
+MOVE: dict[str, Any] = dict(sources=CACHE, targets=torch.zeros(9, 8, 2, 16), src=ID, dst=ID)
+GATHER: dict[str, Any] = dict(cache=CACHE, page_table=ID[:, None], seq_lens=ID)
+REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("copy", dict(caches=3), TypeError, "caches must be a tensor or a list of tensors, got int"),
+    ("copy", dict(caches=[]), ValueError, "caches must be at least one tensor, got an empty list"),
+    ("copy", dict(caches=[CACHE, None]), TypeError, "caches[1] must be a tensor, got None"),
+    ("copy", dict(caches=[CACHE, CACHE[1:]]), ValueError,
+     "caches[1] must be pages = 4 along axis 0, like caches[0], got [3, 8, 2, 16]: page_axis says which axis has the "
+     "pages"),
+    ("copy", dict(page_axis=4), ValueError, "caches[0] must be a tensor with page_axis = 4, got [4, 8, 2, 16]"),
+    ("copy", dict(page_axis=-1), ValueError, "page_axis must be an int >= 0 and < 2^31, got -1"),
+    ("copy", dict(caches=CACHE[:1].expand(4, 8, 2, 16)), ValueError,
+     "caches must not overlap itself, got [4, 8, 2, 16] strides [0, 32, 16, 1]"),
+    ("copy", dict(caches=[CACHE, CACHE.clone().requires_grad_()]), ValueError,
+     "caches[1] requires grad, but paged attention has no backward pass: call it under torch.no_grad()"),
+    ("copy", dict(src=ID.float()), TypeError, "src must be int32 | int64, got float32: src.to(torch.int32)"),
+    ("copy", dict(dst=ID[:2]), ValueError, "dst must be [pairs] with pairs = 3 from src, got [2]"),
+    ("copy", dict(dst=[1, 2, 3]), TypeError,
+     "dst must be a tensor of int32 | int64, got list: torch.tensor(dst, dtype=torch.int32, device=...)"),
+    ("copy", dict(src=ID.to("meta")), ValueError, "src must be on cpu like caches[0], got meta"),
+    ("move", dict(targets=[CACHE] * 2), ValueError, "targets must be 1 tensors, as many as sources, got 2"),
+    ("move", dict(targets=torch.zeros(9, 8, 2, 24)), ValueError,
+     "targets must be [pages, 8, 2, 16] like sources, got [9, 8, 2, 24]"),
+    ("move", dict(targets=CACHE.half()), TypeError,
+     "targets must be float32 like sources, got float16: targets.view(torch.float32), for bytes are copied"),
+    ("move", dict(targets=CACHE), ValueError,
+     "targets must share no memory with sources: copy_pages copies within caches"),
+    ("gather", dict(cache=None), TypeError, "cache must be a tensor, got None"),
+    ("gather", dict(cache=CACHE[0]), ValueError,
+     "cache must be [pages, page_size, kv_heads, head_dim], got [8, 2, 16]: cache.unsqueeze(2), if these are latents"),
+    ("gather", dict(cache=CACHE[:, :0]), ValueError,
+     "cache must be [pages, page_size, kv_heads, head_dim], none but pages 0, got [4, 0, 2, 16]"),
+    ("gather", dict(kv_layout="NDH"), ValueError, "kv_layout must be 'NHD', 'HND' or 'HDN', got 'NDH': 'NHD'?"),
+    ("gather", dict(tokens=-1), ValueError, "tokens must be None or an int >= 0 and < 2^31, got -1"),
+    ("gather", dict(dtype="float32"), TypeError, "dtype must be None or a torch.dtype, got str"),
+    ("gather", dict(dtype=torch.float64), TypeError,
+     "dtype must be float16 | bfloat16 | float32, or that of cache, got float64"),
+    ("gather", dict(out=torch.zeros(3, 2, 16), tokens=4), ValueError, "tokens must be 3, which out has, got 4"),
+    ("gather", dict(out=torch.zeros(3, 2, 16), dtype=HALF), ValueError,
+     "dtype must be float32, which out has, got float16"),
+    ("gather", dict(out=torch.zeros(3, 2, 24)), ValueError,
+     "out must be [tokens, kv_heads, head_dim] with head_dim = 16 from cache, got [3, 2, 24]"),
+    ("gather", dict(out=CACHE[0]), ValueError, "out must share no memory with cache"),
+    ("gather", dict(seq_lens=ID[:2]), ValueError,
+     "seq_lens must be [seqs] with seqs = 3 from page_table, got [2]"),
+    ("gather", dict(scale=torch.ones(3)), ValueError,
+     "scale must be [], [1], [kv_heads], [1, kv_heads] or [pages, page_size, kv_heads] with kv_heads = 2, got [3]"),
+    ("gather", dict(scale=torch.ones(4, 2, 8)), ValueError,
+     "scale must be [pages, page_size, kv_heads] with page_size = 8, kv_heads = 2 from cache, got [4, 2, 8]: "
+     "scale.transpose(1, 2)"),
+    ("gather", dict(scale=torch.ones(2, dtype=BF16)), TypeError,
+     "scale must be float32 | float16, got bfloat16: scale.to(torch.float32)"),
+    ("gather", dict(scale=0), ValueError, "scale must be a finite number > 0, or a float32 tensor, got 0"),
+]  # fmt: skip
+FUNCTIONS = {
+    "copy": (paged_attn.copy_pages, COPY),
+    "move": (paged_attn.move_pages, MOVE),
+    "gather": (paged_attn.gather_pages, GATHER),
+}
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize("name, change, error, text", REFUSED, ids=[text for *_, text in REFUSED])
+def test_a_wrong_call_is_refused(name: str, change: dict[str, Any], error: type[Exception], text: str) -> None:
+    function, given = FUNCTIONS[name]
+    refuses(function, given | change, error, text)
+
+
+CHECKED: list[tuple[str, dict[str, Any], str]] = [
+    ("copy", dict(src=ids("cpu", 0, 4, 1), dst=ids("cpu", 2, 3, -1)), "src[1] = 4, but the cache has 4 pages"),
+    ("copy", dict(src=ids("cpu", 0, 1, 1), dst=ids("cpu", 2, 9, -1)), "dst[1] = 9, but the cache has 4 pages"),
+    ("copy", dict(src=ids("cpu", 0, -1, 1), dst=ids("cpu", 2, 2, 2)), "dst[2] = 2, but dst[0] is the same page"),
+    ("copy", dict(src=ids("cpu", -1, 0, 3), dst=ids("cpu", 3, 3, 2)),
+     "dst[1] = 3, but src[2] is the same page, and copies have no order"),
+    ("move", dict(src=ids("cpu", 0, 1, 1), dst=ids("cpu", 2, 9, 3)), "dst[1] = 9, but the cache has 9 pages"),
+    ("gather", dict(seq_lens=ids("cpu", 0, 9, 0), tokens=9),
+     "seq_lens[1] = 9 needs 9 keys in the cache, but row 1 of page_table holds 1 pages of 8"),
+    ("gather", dict(seq_lens=ids("cpu", 4, 4, 0), tokens=7), "seq_lens need 8 rows, but out has 7"),
+    ("gather", dict(seq_lens=ids("cpu", 1, 1, 1), page_table=ids("cpu", -1, 9, 4)[:, None]),
+     "page_table[1, 0] = 9, but the cache has 4 pages"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize("name, change, text", CHECKED, ids=[text for *_, text in CHECKED])
+def test_the_checked_call_refuses(name: str, change: dict[str, Any], text: str) -> None:
+    function, given = FUNCTIONS[name]
+    refuses(function, given | change | dict(check=True), ValueError, text)
+
+
+def test_the_checked_call_minds_no_skipped_pair_and_takes_what_is_right(way: str, device: str) -> None:
+    got, want = twins("scales of tokens", device)
+    src, dst = ids(device, 99, 2, -1, 2), ids(device, -1, 3, 3, 4)
+    paged_attn.copy_pages(got.caches, src, dst, check=True)
+    reference.copy_pages(want.caches, src, dst)
+    assert as_bytes(got.memory) == as_bytes(want.memory)
+    other = [x.clone() for x in got.memory]
+    paged_attn.move_pages(got.caches, other, ids(device, 1), ids(device, 1), check=True)
+    table, lengths = batch(device, True)
+    paged_attn.gather_pages(SHAPES["NHD"](device, HALF), table, lengths, tokens=17, check=True)
+
+
+@pytest.mark.kernels
+def test_a_graph_needs_a_call_before_it(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    from paged_attn.calls import page_launches as launches
+
+    monkeypatch.setattr(launches, "_capturing", lambda device: True)
+    monkeypatch.setattr(launches, "_tables", {})
+    call_cache.clear()
+    cache = noise(device, HALF, 3, 4, 2, 8)
+    with pytest.raises(RuntimeError, match="make the call once before it is captured"):
+        paged_attn.copy_pages(cache, ids(device, 0), ids(device, 1))
+
+
+# ---- operators and graphs ----------------------------------------------------------------------------------------
+
+
+def test_opcheck_finds_nothing_of_pages(device: str) -> None:
+    caches = [torch.randn(4, 8, 2, 16, device=device) for _ in range(2)]
+    pairs = ids(device, 0, -1), ids(device, 2, 3)
+    torch.library.opcheck(torch.ops.paged_attn.copy_pages.default, (caches, *pairs))
+    other = [torch.zeros_like(x) for x in caches]
+    torch.library.opcheck(torch.ops.paged_attn.move_pages.default, (caches, other, *pairs))
+    given = (caches[0], ids(device, 1, 2)[:, None], None, ids(device, 3, 8), torch.zeros(11, 2, 16, device=device))
+    torch.library.opcheck(torch.ops.paged_attn.gather_pages.default, given, {"scale": torch.ones(2, device=device)})
+
+
+def test_a_trace_refuses_a_gradient_of_one_of_many() -> None:
+    mode = FakeTensorMode()
+    *caches, ids = [mode.from_tensor(x) for x in (CACHE, CACHE.clone().requires_grad_(), ID)]
+    with mode, pytest.raises(ValueError, match="caches requires grad"):
+        torch.ops.paged_attn.copy_pages(caches, ids, ids)
+
+
+def test_a_compiled_graph_copies_in_place(device: str) -> None:
+    def step(caches: list[Tensor], src: Tensor, dst: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+        paged_attn.copy_pages(caches, src, dst)
+        return paged_attn.gather_pages(caches[0], table, lengths, tokens=11, dtype=F32, scale=0.5) + 1
+
+    got, want = twins("scales of tokens", device)
+    pairs, table, lengths = (ids(device, 0, -1), ids(device, 2, 3)), ids(device, 2, 0)[:, None], ids(device, 8, 3)
+    addresses = [x.data_ptr() for x in got.caches]
+    rows = torch.compile(step, backend="aot_eager", fullgraph=True)(got.caches, *pairs, table, lengths)
+    assert torch.equal(rows, step(want.caches, *pairs, table, lengths))
+    assert as_bytes(got.memory) == as_bytes(want.memory)
+    assert addresses == [x.data_ptr() for x in got.caches]
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_takes_new_ids_and_new_bytes(device: str) -> None:
+    got, want = twins("scales of tokens", device)
+    host = [torch.zeros_like(x, device="cpu").pin_memory() for x in got.caches]
+    src, dst = ids(device, 0, -1), ids(device, 1, 2)
+    table, lengths = batch(device, False)
+    out = torch.zeros(17, 2, 32, dtype=INT8, device=device)
+
+    def step() -> None:
+        paged_attn.copy_pages(got.caches, src, dst)
+        paged_attn.move_pages(got.caches, host, dst, src)
+        paged_attn.gather_pages(got.caches[0], table, lengths // 2, out=out)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for x, y in zip(got.memory, want.memory):
+        x.view(torch.uint8).random_()
+        y.view(torch.uint8).copy_(x.view(torch.uint8))
+    src.copy_(ids(device, 3, 5))
+    dst.copy_(ids(device, 4, 6))
+    graph.replay()
+    torch.cuda.synchronize()
+    reference.copy_pages(want.caches, src, dst)
+    assert as_bytes(got.memory) == as_bytes(want.memory)
+    moved = [torch.zeros_like(x) for x in host]
+    reference.move_pages(want.caches, moved, dst, src)
+    for x, y in zip(host, moved):
+        assert torch.equal(x[[3, 5]].view(torch.uint8), y[[3, 5]].view(torch.uint8))
+    assert torch.equal(out, reference.gather_pages(want.caches[0], table, lengths // 2, tokens=17))
+
+
+@pytest.mark.gpu
+def test_host_memory_must_be_pinned(device: str) -> None:
+    cache = torch.zeros(4, 8, 2, 16, device=device)
+    with pytest.raises(ValueError, match=r"targets\[0\] must be in pinned host memory, got pageable memory"):
+        paged_attn.move_pages(cache, torch.zeros(4, 8, 2, 16), ids(device, 0), ids(device, 0))
