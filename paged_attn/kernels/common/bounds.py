@@ -6,7 +6,8 @@ the bounds are in scores.py.
 
 Bounds are computed as positions.  For a shard they are converted last, to numbers of the rank's own keys.
 
-With windows by query head, the modifiers `left` and `right` only say that bounds exist; head_windows has the bounds.
+With windows by query head, head_windows has the bounds.  The modifier `left` only says that left bounds exist.  The
+modifier `right` limits all heads, and with BY_HEAD_TO_THE_RIGHT heads may have smaller right bounds.
 """
 
 import triton
@@ -64,7 +65,10 @@ def side_of_block(number, kv_head, SIDE: tl.constexpr, mods, S: tl.constexpr):
 
 @triton.jit
 def chunk_of(pos, mods):
-    """Number of the chunk that holds a position; negative for negative positions, as queries before key 0 have."""
+    """Number of the chunk that holds a position.
+
+    Positions, and so chunks, are negative for a sequence's first queries if it has more queries than keys.
+    """
     return tl.where(pos < 0, pos + 1 - mods.chunk, pos) // mods.chunk
 
 
@@ -92,7 +96,10 @@ def span_around(slot, seq, inside, mods):
 
 @triton.jit
 def before_window(first, begin, mods):
-    """First key, inclusive, of a window from `first` on and a span from `begin` on; CLIP_SPANS: of the window alone."""
+    """First key, inclusive, that a row sees: the lesser of its window's first key and its span's `begin`, at least 0.
+
+    With CLIP_SPANS, a span shows no key before the window.
+    """
     if mods.CLIP_SPANS is None:
         first = tl.maximum(tl.minimum(first, begin), 0)
     return first
@@ -100,7 +107,10 @@ def before_window(first, begin, mods):
 
 @triton.jit
 def behind_query(end, past, slot, seq_len, right, mods):
-    """End, exclusive, of keys up to `end` and a span up to `past`; CLIP_SPANS: window and chunk limit `past`."""
+    """End, exclusive, of the keys that a row sees: the greater of `end`, without spans, and the span's end `past`.
+
+    The sequence's end limits `past`.  With CLIP_SPANS, the row's right window and its chunk limit `past`, too.
+    """
     if mods.spans_right is not None:
         past = tl.minimum(past, slot + right + 1)
     if mods.CLIP_SPANS is not None:
@@ -131,7 +141,7 @@ def end_within(end, pos, mods):
 
 @triton.jit
 def shows_position(pos, row_pos, left, mods):
-    """Whether queries at row_pos [R] see own keys at pos [N], by `left` and the chunk: [R, N].
+    """Whether queries at row_pos [R] see the call's own keys at pos [N], by `left` and the chunk: [R, N].
 
     Only for query_positions, which give the call's own keys positions that differ from their slots.
     """
@@ -152,7 +162,8 @@ def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.
     """RowTile of up to TOKENS query tokens from block.first on; row [R]: token * GROUP + head of the group.
 
     BLIND: rows behind the last query token see no key; otherwise these rows see what later tokens would see.  Hopper's
-    blocks are not BLIND, because a row that sees nothing in the first tile counts the next tile twice.
+    products with query rows as rows are not BLIND.  There, a row that sees nothing in its first tile has no maximum,
+    and the next tile's weights would have to be made twice.
     """
     index = row // S.GROUP
     valid = (block.first + index < block.query_len) & (row < TOKENS * S.GROUP)

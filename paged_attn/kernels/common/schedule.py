@@ -1,13 +1,13 @@
 """The static tile scheduler: even shares of all tiles that a batch's blocks see.
 
-Work is counted in units of one tile.  A sequence has cdiv(query_len, BLOCK_Q) blocks, and each block has as many units
-as the sequence's queries together see tiles.  Blocks laid end to end, sequence by sequence, are the line of units.
+Work is counted in units of one tile.  A sequence has cdiv(query_len, BLOCK_Q) blocks.  Each block has one unit for
+every tile that some query of its sequence sees.  Blocks laid end to end, sequence by sequence, are the line of units.
 With Shape.WHOLE, if blocks are about equally long, each block gets equally many units, and shares begin with blocks or
 with equal parts of blocks.
 
 KV heads have equal lines and equally many programs, unless windows differ by head.  Then each KV head has a line of the
-tiles that its heads see and, with Shape.BY_HEAD, programs in proportion (`head_programs.py`).  Items of several KV
-heads use the line of the tiles that any head may see (kv_head None).
+tiles that its heads see and, with Shape.BY_HEAD, programs in proportion (`head_programs.py`).  If one line serves all
+KV heads, as for items from a counter, the line has the tiles that any head may see (kv_head None).
 """
 
 import triton
@@ -19,9 +19,10 @@ from .numerics import load_int
 from .records import Share
 from .shards import own_before
 
-# Tiles by which shares that begin with blocks may exceed even shares: if each share is one block, and otherwise.
+# Tiles by which shares that begin with blocks may exceed even shares.  The first number is for shares of one block.
+# The second is for shares of several blocks, and for blocks of several shares.
 EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
-# Eighths of an even share by which shares may exceed it if a sequence has several blocks, and no share has two blocks.
+# If a sequence has several blocks, and no share has two, shares may also exceed even shares by this many eighths.
 # Shares at equal places of a sequence's blocks then read the same keys at the same time, mostly from L2.
 EXTRA_EIGHTHS_IN_STEP = tl.constexpr(3)
 QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # error, at most, of a quotient of whole numbers in float32

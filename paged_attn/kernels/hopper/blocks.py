@@ -1,7 +1,10 @@
-"""The persistent kernel for many rows: blocks of 64 rows for each of two to four warpgroups, items from a counter.
+"""The persistent kernel for many rows: a block has 64 rows for each of its two to four consumer warpgroups.
 
-Two or four consumer warpgroups run one copy of the code, or two or three warpgroups have a copy each.  Two to four
-loader warps load tiles; the last of them is also the tile scheduler.  One more warpgroup converts tiles of fp8 caches.
+Programs take items from counters or, if blocks are few, along their even shares of a line (`schedule/items.py`).
+
+Either one consumer partition has two or four warpgroups, or each of two or three partitions has one warpgroup.  Two or
+four loader warps load tiles, and the last loader warp is also the tile scheduler.  For fp8 caches, one more warpgroup
+may convert tiles.
 """
 
 import triton
@@ -68,11 +71,13 @@ def load_items(
 
 @gluon.jit
 def hand_out_items(loader, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Run the scheduling warp: publish the next item, taken late for balance, and load part PART of the value tiles.
+    """Run the scheduling warp: publish items, and load part PART of each item's value tiles.
 
-    A single consumer has no other consumer whose products run while its next keys arrive.  So the next item is
-    published before the last TILES_LEFT_AT_NEXT_ITEM value tiles of an item are loaded.  Several consumers would gain
-    nothing.
+    The warp takes the next item only near the end of the present item, because that balances the programs' work.
+
+    While a single consumer waits for the next item's first keys, the tensor cores idle.  So its next item is published
+    before the last TILES_LEFT_AT_NEXT_ITEM value tiles of an item are loaded.  Several consumers would gain nothing
+    from that.
     """
     ALONE: gl.constexpr = P.CONSUMERS == 1
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
@@ -158,7 +163,7 @@ def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def beside_first(out, results, query, raw, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Run warpgroup NUMBER, beside the first consumer: another consumer or, last, the converter."""
+    """Run warpgroup NUMBER, beside the first consumer: another consumer or, as the highest number, the converter."""
     if NUMBER < P.CONSUMERS:
         consume_items(out, results, query, rings, jobs, NUMBER, S, P)
     else:
@@ -173,13 +178,13 @@ def registers_of(P):
     """Registers of a thread, for each partition except the first, which gets the remaining registers."""
     convert = [P.CONVERT_REGISTERS] * (P.CONVERT != 0)
     consumers = {1: [], 2: [(472 - sum(convert)) // 16 * 8], 3: [152, 152]}[P.CONSUMERS]
-    loader = 32 if P.ROWS == 256 else 40  # 32 leave 112 to each of four warpgroups
+    loader = 32 if P.ROWS == 256 else 40  # with 32, each consumer thread gets 112
     return consumers + convert + [loader] * (2 * P.LOADERS)
 
 
 @gluon.jit
 def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """(Rings that consumers read, Rings that loaders fill); rings of tiles that a converter changes differ."""
+    """(Rings that consumers read, Rings that loaders fill); the two differ where a converter stands between them."""
     room = queries.slots  # never used: a record with a None cannot be returned
     extra = room
     if P.COARSE:
@@ -217,7 +222,7 @@ def blocks_kernel(
     seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, page_starts, mods,
     scales, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Attention of blocks of queries x KV heads; at most one persistent program for each multiprocessor.
+    """Attention of every block for every KV head; at most one persistent program runs on each multiprocessor.
 
     Arguments are those of `launch_arguments.attention`: records with tensors, boxes (TMA descriptors), int32 tensors of
     the batch, and bounds.  shortest, longest: query tokens of the sequences served, inclusive.

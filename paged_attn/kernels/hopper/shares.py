@@ -4,7 +4,7 @@ Every program computes its share from the sequences' lengths, as in the portable
 line into shares.  Neighbouring programs have the same share of different KV heads, so they read the same pages at the
 same time.  If windows differ by head (Shape.BY_HEAD), each KV head has a line and a number of programs of its own.
 
-Each loader warp and each consumer (one or two, of four warps) walks along the share by itself.
+There are one or two consumers of four warps each.  Each consumer and each loader warp walks along the share by itself.
 """
 
 import triton
@@ -76,7 +76,10 @@ def load_share(
 
 @gluon.jit
 def load_values_of_share(loader, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Run one loader warp: load the values of a share or, of latents, the key dims behind the values, if any."""
+    """Run one loader warp: load the values of a share.
+
+    Latents have no values of their own: then the warp loads the key dims behind the values, if there are any.
+    """
     FROM: gl.constexpr = 0 if S.REST is None else S.VALUE_DIM
     if S.REST != 0:
         load_share(loader, batch, share, walk, mods, STAGES, S, P, False, None, FROM)
@@ -110,7 +113,8 @@ def consume_share(
             else:
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
-    if S.MERGE == 0:  # programs of an earlier merge launch would all go to the first multiprocessors with room
+    # if the merge launch began earlier, the first multiprocessors with room would get all of its programs
+    if S.MERGE == 0:
         gdc_launch_dependents()
     if P.PREFETCH:
         mbarrier.invalidate(rings.queries.full.index(NUMBER))  # see ring.make_barriers
@@ -138,7 +142,7 @@ def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.c
 def beside_first(
     out, results, query, raw, rings, batch, share, walk, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """Run warpgroup NUMBER, beside the first consumer: the second consumer or, last, the converter."""
+    """Run warpgroup NUMBER, beside the first consumer: the second consumer or, as the highest number, the converter."""
     if NUMBER < P.CONSUMERS:
         consume_share(out, results, query, rings, batch, share, walk, mods, NUMBER, S, P)
     else:
@@ -200,7 +204,8 @@ def shares_kernel(
     elif P.CONVERT:
         gl.static_assert(S.REST is not None and P.LOADERS == 1)
         keys = make_ring(gl.float16, S.TILE, DIMS, P.KEY_STAGES, 1, READERS)
-        REST_READERS: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # rows: only the tile's consumer
+        # consumers of latent rows take tiles in turn, so only one consumer reads a tile's rest
+        REST_READERS: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS
         values = make_ring(gl.float16, S.TILE, S.REST, P.VALUE_STAGES, 1, REST_READERS) if S.REST > 0 else keys
         RESTS: gl.constexpr = raw_slots_of_rest(P)
         raw_keys = make_ring(key_box.dtype, S.TILE, DIMS, P.RAW_STAGES, 1, WARPGROUP)
@@ -210,7 +215,7 @@ def shares_kernel(
         if in_one_ring(S, P) or S.REST == 0:
             values = keys
         elif S.REST is not None:
-            ONCE: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # rows: only the tile's consumer
+            ONCE: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # as REST_READERS
             values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, P.LOADERS, ONCE)
         else:
             values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, READERS)

@@ -5,8 +5,8 @@
     { .reg .f32 a, b, s; fma.rn.f32 a, $2, $4, $5; fma.rn.f32 b, $3, $4, $5;
       ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; cvt.rn.bf16x2.f32 $0, b, a; add.f32 $1, a, b; }
 
-A polynomial computes a softcap of small scores; special functions compute it for the others.  `exactly_capped` from m0
-to m0, with the factor $96, beside the polynomial of three terms, is
+A polynomial computes a softcap of small scores; special functions compute it for the others.  `exactly_capped` of the
+score m0 into m0, with the factor $96, as exact as a polynomial of three terms, is
 
     setp.eq.f32 any, m0, 0fff800000; mul.rn.f32 m0, m0, $96; tanh.approx.f32 m0, m0; @any mov.f32 m0, 0fff800000;
 
@@ -27,8 +27,8 @@ from .instructions import WORD_AND_SUM, literal
 class Cap(NamedTuple):
     """Approximation of tanh(x) by x times a polynomial in x^2, with the least relative error up to some x.
 
-    Beyond that x the polynomial rises, because its last coefficient is positive.  So larger scores come out too large,
-    and their weights are noticed.
+    Beyond that x the polynomial rises, because its last coefficient is positive.  So larger scores come out too large.
+    Their weights then exceed a limit, at which `weigh_again` weighs the row again.
     """
 
     coefficients: tuple[float, ...]
@@ -40,7 +40,8 @@ CAPS = {
     3: Cap((0.999539754, -0.321939022, 0.0885777204), 0.6993),
     5: Cap((0.999999668, -0.333299804, 0.132783159, -0.0507313454, 0.0136531115), 0.6089),
 }
-# log2 of a weight that is negligible beside the row's largest.  A score that a polynomial caps too low weighs no more.
+# log2 of a weight that is negligible beside the row's largest.  Scores that a polynomial caps too low must have no more
+# than this weight; otherwise their row is weighed again.
 MAX_NEGLIGIBLE_EXPONENT = -24.0
 
 # Triton keys cached kernels by constants that their functions read, and not by dictionaries; so digests are constants.
@@ -67,7 +68,8 @@ def exactly_capped(to: str, score: str, factor: str, terms: int) -> str:
 
 # Limit of a thread's sum of weights; no weight is larger than the sum, so all weights fit float16.
 MAX_SUM_PER_THREAD = 8192.0
-# Maximum, base 2, beyond which an unrounded product may differ from the rounded maximum by more than 2^-10.
+# A row's maximum, base 2, beyond which rounding score * unit to float32 may change the product by more than 2^-10.  An
+# fma does not round the product, but the maximum was rounded.
 MIN_ROUNDED_MAXIMUM = 2.0**14
 _ROUND = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}
 
@@ -119,7 +121,7 @@ def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int)
     text = "{ .reg .pred p0, p1, q0, q1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1, l0, l1;"
     for i in (0, 1):
         text += f" mov.f32 {sums[i]}, {old_sums[i]}; mov.f32 {tops[i]}, {old_tops[i]}; mov.f32 {decays[i]}, {one};"
-        if terms:  # the largest score of the polynomial limits each weight, and so the sum
+        if terms:  # limit: the weight of the largest score; in a sum within the limit, no score is larger
             text += f" sub.f32 a, {largest[i]}, {old_tops[i]}; min.f32 a, a, {literal(math.log2(MAX_SUM_PER_THREAD))};"
             text += f" ex2.approx.ftz.f32 l{i}, a; setp.lt.f32 q{i}, {old_tops[i]}, {least_tops[i]};"
         elif any_size:  # minus infinity is huge, too
@@ -197,7 +199,9 @@ def _word_and_floats(floats):
 
 @gluon.jit
 def weigh_pairs(even, odd, coefficients, shift, dtype: gl.constexpr):
-    """(words, float32 sums) of the weights exp2(f(x)) of two scores x: 16-bit words, even's weight in the lower half.
+    """(words, float32 sums) of the weights exp2(f(x)) of two scores x.
+
+    A word has two 16-bit weights, that of `even` in the lower half.
 
     Without a coefficient, f(x) = x.  With one, a, f(x) = x * a + shift.  With more, f(x) = x * (a + b x^2 + c x^4 ...)
     + shift.
@@ -223,9 +227,10 @@ def weigh_again(
     results: parts of a product that may still run.  The rare branch waits for the product and multiplies it by the
     decays.  A second branch, behind a later wait, would cost every tile one more vote and jump.
 
-    cap: () or, if words come from a polynomial of TERMS terms for tanh(x * a), (a, least maximum, largest score).
-    Special functions weigh a row again if one of its scores may exceed the largest score.  A row whose maximum is below
-    the least maximum is weighed again, too, because scores that were capped too low would count.
+    cap: (a, least maximum, largest score) if a polynomial of TERMS terms for tanh(x * a) made the words; otherwise ().
+    The polynomial holds up to the largest score.  If one of a row's scores may be larger, special functions weigh the
+    row again.  A row whose maximum is below the least maximum is weighed again, too, because scores that were capped
+    too low would count.
     """
     PAIRS: gl.constexpr = 2 * words.shape[1]
     ASM: gl.constexpr = _again(dtype, PAIRS, len(results), ANY_SIZE, TERMS, DIGEST_OF_WEIGHTS)

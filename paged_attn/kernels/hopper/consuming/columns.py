@@ -53,8 +53,8 @@ def is_made_anew(S):
 def is_turned(S, P):
     """Whether even shares transpose results in shared memory before they store them.
 
-    True for up to 8 columns.  More columns find no memory for that beside blocks, beyond 256 value dims, or with two
-    consumers.
+    Always for up to 8 columns.  For more columns, shared memory has no room beside blocks, with more than 256 value
+    dims, or with two consumers.
     """
     return P.SHARES and (P.COLUMNS <= 8 or not (P.BESIDE or S.VALUE_PADDED > 256 or P.CONSUMERS > 1))
 
@@ -63,10 +63,12 @@ def is_turned(S, P):
 def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Allocate shared memory for the weights of a tile, a right operand [N, TILE].
 
-    Two warpgroups (`is_shared`) need none: their weights lie in the query slots, behind the few rows (`weights_room`).
+    A consumer of two warpgroups (`is_shared`) needs no memory of its own.  Its weights lie in the query slots, behind
+    the few query rows (`weights_room`).
 
-    With `is_early`, two tiles' weights alternate.  The next keys are loaded while a product runs, and Triton's barrier
-    comes before that load.  One warp's next weights must not overwrite weights that another warp's product still reads.
+    With `is_early`, there is memory for two tiles, because one warp's next weights must not overwrite weights that
+    another warp's product still reads.  The next keys are loaded while that product runs.  Triton puts its barrier
+    before that load, so the barrier does not wait for the product.
     """
     SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
     if is_early(S, P):
@@ -83,7 +85,10 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
 
 @gluon.jit
 def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
-    """Return the shared memory for weights [N, TILE] of an item's tile i; done: number of blocks before the item."""
+    """Return the shared memory for the weights [N, TILE] of a tile.
+
+    i: number of the tile in the order of visits; 0 is the item's last tile.  done: number of blocks before the item.
+    """
     if is_shared(P):
         gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
         return rows_in(rings.queries, done, 0, S, P).parts[0].slice(64, P.COLUMNS, dim=0)
@@ -237,7 +242,8 @@ def consume_columns(
 ):
     """Compute a consumer's rows of an item, and store results or a state; return the turns.
 
-    Two consumers share the tiles, and each has half of the rows, even if that separates heads of one token.
+    If there are two consumers, both read every tile.  Each has half of the rows, even if that separates heads of one
+    token.
     """
     N: gl.constexpr = P.COLUMNS
     TOKENS: gl.constexpr = P.CONSUMERS * N // S.GROUP if P.SHARES else N // S.GROUP

@@ -1,10 +1,10 @@
 """The mainloop over tiles: each round starts the product of a tile's keys and that of the previous tile's values.
 
-Ping-pong (Pipe.IN_TURN): two warpgroups of one code start products in turn, and the tensor cores work for one during
-the softmax of the other.  Without turns, the two either alternate by themselves or run in step.  In step, each waits
-for the products of both, and the tensor cores wait for both softmaxes, which takes a fifth longer.  A few cycles
-decide: the place of the loop in a line of code, or the launch's prologue.  One build mostly behaves one way.  Turns
-cost 1 to 3% of the time.
+Ping-pong (Pipe.IN_TURN): a consumer's two warpgroups start products in turn, and the tensor cores work for one
+warpgroup during the softmax of the other.  Without turns, the two either alternate by themselves or run in step.  In
+step, each waits for the products of both, and the tensor cores wait for both softmaxes, which takes a fifth longer.
+A few cycles decide which of the two happens: they depend on the loop's place in an instruction-cache line, or on the
+launch's prologue.  The same build of a kernel mostly behaves the same way.  Turns cost 1 to 3% of the time.
 """
 
 import triton
@@ -26,9 +26,9 @@ from .tile_scores import clear_dead, judge, leave, multiply_keys, multiply_value
 
 @gluon.jit
 def attend_keys(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
-    """(turns, state) after the tiles of an item, at least one, the last tile first; the acc is [R, VALUE_PADDED].
+    """(turns, state) after the tiles of an item, the last tile first; the acc is [R, VALUE_PADDED].
 
-    first_key: first key that some row of the block sees, inclusive.
+    The item must have a tile.  first_key: first key that some row of the block sees, inclusive.
     """
     if P.PACKED and S.APART:  # tiles of new keys are not x-packed, and take other instructions
         border = gl.cdiv(gl.maximum(rows.context_len, 0), S.TILE)
@@ -74,7 +74,10 @@ def attend_tiles(
 
 @gluon.jit
 def receive(sent, rings, turns, state, P: gl.constexpr):
-    """Wait for the product that `send_tiles` left running; return (turns, state) of whole rows, max and sum [R]."""
+    """Wait for the product that `send_tiles` left running; return (turns, state).
+
+    The maxima and sums by thread, [R, 4], become those of rows, [R].
+    """
     acc = warpgroup_mma_wait(0, deps=(sent.acc,))
     row_max, row_sum = of_rows(sent.max, sent.sum, state.max)
     v_turn = leave(rings.value, turns.value, P.VALUE_STAGES, P)
@@ -83,7 +86,10 @@ def receive(sent, rings, turns, state, P: gl.constexpr):
 
 @triton.constexpr_function
 def carries_words(S, P):
-    """Whether weights pass between rounds of the loop as words of two; slower instructions move single numbers."""
+    """Whether weights pass between rounds of the loop as 32-bit words of two 16-bit weights.
+
+    Instructions that move single 16-bit numbers are slower.
+    """
     return (P.CONSUMERS == 3 or P.ROWS == 256) and P.AT_ONCE and not S.APART and not COPIES_OPERANDS.value
 
 
@@ -121,9 +127,11 @@ def send_tiles(
     q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr,
     MORE: gl.constexpr = False, LEAVE: gl.constexpr = True,
 ):  # fmt: skip
-    """(turns, state by thread) of an item's tiles, while the product of the last values still runs (`receive`).
+    """Do an item's tiles, and return (turns, state by thread) without a wait for the last value product.
 
-    scores [R, TILE]: of the first tile that is visited, the item's last.  The returned maxima and sums are [R, 4].
+    `receive` waits for that product.  The returned maxima and sums are [R, 4].
+
+    scores [R, TILE]: scores of the item's last tile, which is visited first.
     MORE: acc already has results.  LEAVE: release the queries after the last keys.
     """
     keys, values = rings.key, rings.value
@@ -170,7 +178,7 @@ def send_tiles(
         )
         sums = sums * decay + added
         following = pin(following)
-        # ptxas moves exponentials of new maxima behind this wait; preventing that cost more than it hid
+        # ptxas moves exponentials of new maxima behind this wait; to keep them before it cost more than it saved
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)
         v_turn = leave(values, v_turn, P.VALUE_STAGES, P)

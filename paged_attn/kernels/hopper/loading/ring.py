@@ -28,7 +28,8 @@ def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.const
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
     empty = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
-    for i in gl.static_range(NUMBER):  # Triton lets all threads meet between two inits of one allocation
+    # full and empty alternate, because Triton lets all threads meet between two inits of the same allocation
+    for i in gl.static_range(NUMBER):
         mbarrier.init(full.index(i), count=FILLERS)
         mbarrier.init(empty.index(i), count=READERS)
     return full, empty
@@ -66,7 +67,9 @@ def make_slots(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, S
 
 @gluon.jit
 def address_of(slots, KIND: gl.constexpr, P: gl.constexpr):
-    """Return the shared-memory address of slots: each warp writes a tag, of KIND, into the first slot, and finds it.
+    """Return the shared-memory address of slots.
+
+    Each warp writes the tag of KIND into the first slot, and searches shared memory for that tag.
 
     The tag is erased at once.  Otherwise a program without work would leave its tag, and the next program on the
     multiprocessor could find it.
@@ -170,7 +173,10 @@ def wait_empty(ring, turn):
 
 @gluon.jit
 def wait_released(ring, turn, STAGES: gl.constexpr):
-    """Wait until every consumer has released the slot before the turn's, and so all filled slots; at first, return."""
+    """Wait until every consumer has released the slot that was filled last, the slot before the turn's.
+
+    Consumers release slots in order, so all filled slots are then released.  Before the first fill, return at once.
+    """
     first = turn.stage == 0
     stage = gl.where(first, STAGES - 1, turn.stage - 1)
     mbarrier.wait(ring.empty.index(stage), gl.where(first, turn.phase ^ 1, turn.phase))
@@ -180,7 +186,8 @@ def wait_released(ring, turn, STAGES: gl.constexpr):
 def release(barrier):
     """Arrive at an mbarrier in every thread by itself; `mbarrier.arrive` would let the whole warpgroup meet first.
 
-    The arrival orders no reads.  A thread must have used its reads of the slot before, as by a completed product.
+    The arrival orders no reads.  Before it, the thread's reads of the slot must be complete: their results were used,
+    or the product that reads the slot is done.
     """
     async_copy.mbarrier_arrive(barrier, increment_count=False)
 

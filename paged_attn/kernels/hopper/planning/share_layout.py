@@ -47,7 +47,7 @@ def keys_are_soon_read(p: Problem) -> bool:
 
 
 def columns_leave_few_registers(p: Problem, columns: int) -> bool:
-    """Whether columns, beside keys that pass through registers, leave registers for tiles of 64 keys only.
+    """Whether columns, beside keys that pass through registers, need so many registers that tiles have only 64 keys.
 
     x-packed: with up to 16 columns the next tile is in registers, too (`columns.is_early`).
     """
@@ -56,7 +56,10 @@ def columns_leave_few_registers(p: Problem, columns: int) -> bool:
 
 
 def rows_share_lines(p: Problem, columns: int) -> bool:
-    """Whether a head's keys end inside a 128-byte line, whose rest another head's program soon finds in L2."""
+    """Whether a head's part of a 16-bit key ends inside a 128-byte line, and rows are columns.
+
+    The rest of the line belongs to the next head, whose program soon finds the line in L2.  False for x-packed caches.
+    """
     return p.head_dim % 64 > 0 and columns > 0 and p.cache.itemsize == 2 and not p.packed
 
 
@@ -165,7 +168,7 @@ ROWS_WORTH_A_COUNT: Annotated[
 
 
 def tiles_per_share(p: Problem, s: ShareLayout) -> int:
-    """Return the fewest tiles of a share."""
+    """Return the fewest tiles that the kernel may give to a share."""
     if s.rows < MAX_ROWS or p.seqs * s.blocks >= s.shares:
         return 1
     tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
@@ -191,7 +194,7 @@ def _pieces_of_wide_blocks(p: Problem, s: ShareLayout) -> int:
 
 
 def pieces_of_wide_states(p: Problem, s: ShareLayout) -> int:
-    """Return how many pieces are loaded together: the pieces of most blocks, up to 8.
+    """Return how many pieces are loaded together: as many as most blocks have, rounded up to a power of two, up to 8.
 
     Fewer pieces leave registers for more dims.
     """
@@ -206,7 +209,10 @@ def _waits_for_wide_states(p: Problem, s: ShareLayout, rows: int) -> int:
 
 
 def pieces_joined_at_once(p: Problem, s: ShareLayout, least: int) -> int:
-    """Return the most pieces of a block that are not joined in groups; 0: no block is likely to have more pieces."""
+    """Return the number of pieces up to which a block is joined at once, and above which in groups.
+
+    0: all blocks are joined at once, because none is likely to have more pieces than that.
+    """
     most = int((1 + math.sqrt(1 + ROWS_WORTH_A_COUNT / s.rows)) ** 2)
     # blocks of a single sequence have equally many pieces; with several sequences one may have nearly all keys
     pieces = s.shares // max(1, s.blocks) if p.seqs == 1 else s.shares

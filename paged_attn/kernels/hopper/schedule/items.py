@@ -25,7 +25,9 @@ SEQS_PER_LOOK = gl.constexpr(32)  # sequences that the scheduling warp looks at 
 
 
 class Cursor(NamedTuple):
-    """Sequence up to which a program has read a list, and what earlier sequences have for each KV head.
+    """Sequence up to which a program has read a list, and numbers of earlier sequences' blocks, units and states.
+
+    The numbers are those of one KV head.
 
     A program's item numbers only grow, so it never reads earlier sequences again.
     """
@@ -71,7 +73,9 @@ def _uncut(blocks, before, lists, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
-    """(advanced cursor, cursor at the sequence that holds `unit`) of a list; that seq is num_seqs behind the last unit.
+    """(cursor for the next search, cursor at the sequence that holds `unit`) of a list.
+
+    If `unit` lies behind the last unit, the second cursor's seq equals num_seqs.
 
     unit: number of an item among those of one KV head; with even shares, number of a tile.
     """
@@ -140,8 +144,8 @@ def piece_of(found, blocks, tiles, index, slots_before, lists, S: gl.constexpr, 
 def part_of_share(found, tiles, at, end, lists, S: gl.constexpr):
     """`piece_of` for tile `at` of the line, up to the end of the block or of the program's share (`end`, exclusive).
 
-    On the line, each block has `tiles` tiles for each KV head.  From each piece to the next, either the share's number
-    or the block's number on the line grows by 1.  So the sum of both numbers is a slot of the piece's own, and a
+    On the line, each block has `tiles` tiles for each KV head.  From each piece to the next, the share's number, the
+    block's number on the line, or both grow by 1.  So the sum of both numbers is a slot of the piece's own, and a
     block's slots are in order.
     """
     within = at - found.units * S.KV_HEADS
@@ -224,7 +228,10 @@ def ask(counters, taken, lists, P: gl.constexpr):
 
 @gluon.jit
 def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr):
-    """(Taken, whether the next item is of the first list) after an answer; behind a list's end, ask the other."""
+    """(Taken, whether the next item is of the first list) after a counter's answer.
+
+    If the answer is a number behind that list's last item, an item of the other list is taken.
+    """
     if not P.MIXED:
         many = gl.where(lists.sharers > 0, taken.many, answer + next_many)
         return Taken(many, taken.few, taken.many_cursor, taken.few_cursor), from_many
