@@ -86,12 +86,14 @@ def paged_attention(
             (p + 1) * page_size - 1.  Entries past the last key may hold anything.  So may entries wholly before the
             window of every query.
             Ragged: (indptr [seqs + 1], indices), int32 | int64 each, any strides; row s is
-            indices[indptr[s] : indptr[s + 1]].  Indices between and after rows are not read.  Pass max_seqlen_k here:
-            without it, each sequence counts as if it had all indices.
+            indices[indptr[s] : indptr[s + 1]].  Indices of a row behind its sequence's last key, and indices outside of
+            all rows, may hold anything.  Pass max_seqlen_k here: without it, the call is planned as if each sequence
+            could have all indices.
         seq_lens: [seqs] int32 | int64; number of keys of each sequence, the call's own included.  0 or less: an empty
             sequence.  Values of page_table, seq_lens and cu_seqlens_q must fit 32 bits, whatever their dtype.  Without
-            causal there may be fewer keys than query tokens.  A checked call refuses a sequence of several query tokens
-            and fewer keys if it is causal or the call has k_new, unless its length is negative.
+            causal there may be fewer keys than query tokens.  A causal sequence of several query tokens needs at least
+            as many keys as tokens; with k_new, every sequence of several query tokens does.  Checked calls refuse fewer
+            keys, but let negative lengths pass.
         cu_seqlens_q: [seqs + 1] int32 | int64; sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1 of q.
             Rows from cu_seqlens_q[-1] on are padding; they give zeros.  None: one query token per sequence.
         kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
@@ -120,18 +122,21 @@ def paged_attention(
         prefix_lens: [seqs] int32 | int64; every query sees the keys before this place of its sequence, whatever causal,
             the window and chunk hide.  0 or less: no prefix.  More than seq_len: all keys.
         spans: [seqs, R, 2] int32 | int64; up to R ranges [begin, end) of places in each sequence.  A query in a range
-            sees all keys of the range, also later ones (tokens of an image).  A range may end at any number behind its
-            sequence.  -1, -1: unused.  A range shows what causal hides and, unless clip_spans, what the window and
+            sees all keys of the range, also later ones (tokens of an image).  The end of a range may exceed seq_len by
+            any number.  -1, -1: unused.  A range shows what causal hides and, unless clip_spans, what the window and
             chunk hide.
         clip_spans: True: the window and chunk bound spans, too.
-        chunk: positions in a chunk.  A query at position p sees only keys from p // chunk * chunk on (local layers of
-            Llama 4).  causal and the window hide further keys.  None: no chunks.
+        chunk: positions in a chunk (local layers of Llama 4).  A query at position p sees only keys of its own chunk:
+            positions from p // chunk * chunk to p // chunk * chunk + chunk - 1.  causal and the window hide further
+            keys.  None: no chunks.
         softcap: number >= 0; scores become softcap * tanh(scores / softcap).  0: off.  A softcap above 64 takes a
-            slower form, exact to float32 for small scores, too.  Up to 64, the Hopper kernels approximate in two cases,
-            but not with batch_invariant.  Rows are query tokens x heads of a KV head:
+            slower form, which is exact to float32 even for small scores.  A sequence has one row for each query token
+            and each query head of a KV head.  With a softcap up to 64 and without batch_invariant, the Hopper kernels
+            approximate in two cases:
 
-            - tanh is off by up to 2^-11 of a score: bfloat16 and fp8 queries, without return_lse, if a sequence may
-              have more than 8 rows (16 if it may have several query tokens, 64 over an fp8 cache);
+            - tanh may be off by up to 2^-11 of a score: bfloat16 and fp8 queries, without return_lse, if a sequence may
+              have more than 32 rows over an fp8 cache.  Over another cache the limit is 8 rows if sequences have one
+              query token, and 16 rows if they may have several;
             - a weight below 2^-24 of the row's largest weight, or of its sink, may count as 0: if a sequence may have
               more than 64 rows.
         alibi_slopes: [heads], or [seqs, heads] for each sequence, float32; adds slope * (key position - query position)
@@ -169,7 +174,7 @@ def paged_attention(
         gate: [tokens, heads, value_dim]; dtypes as for sinks; last axis contiguous.  Multiplies results by
             1 / (1 + exp(-gate)), after the merge of splits and before rounding.  The log-sum-exp does not change.  A
             result of 0 stays 0 whatever its gate holds, so gates of padding and of rows that see no key may hold
-            anything.  Take parts for merge_states without a gate.
+            anything.  If merge_states will join results, compute them without a gate.
         out: [tokens, heads, value_dim], any dtype that q may have; last axis contiguous.  It is written and returned.
             None: a new tensor of q's dtype.  out may be q itself.  Otherwise it may share no memory with any argument,
             and no two of its elements may share memory.  Only the first call of given shapes and strides verifies this.
@@ -179,15 +184,15 @@ def paged_attention(
             included.  Two approximations on Hopper need return_lse = False:
 
             - e4m3 queries over an e4m3 cache, in prefills: exponentials are coarse.  Results of random data then have a
-              relative error (in norm) of 3.1%, and of 2.6% with return_lse, because weights are e4m3 in both cases.
+              relative error (in norm) of 3.1%.  With return_lse the error is 2.6%, since weights are e4m3 there, too.
             - bfloat16 queries over an e4m3 cache, if a sequence may have more than 64 rows: scores are accumulated in
               14 bits, off by about 2^-12 of the summands.
         only: "decode": compute only sequences of exactly one query token.  "prefill": only the others.  Other rows of
             out and of the log-sum-exp are not written.  None: all.
-        batch_invariant: True: the result of a query has the same bits in every batch and alone, as a decode, and in a
-            prefill cut into any chunks.  Bounds and the width of page_table do not matter.  This holds on one device,
-            for the same keys and options.  With qq_bias or causal=False, chunks themselves change what a query sees.
-            Not with k_new, because tiles would depend on where the cache ends.
+        batch_invariant: True: the result of a query has the same bits alone and in every batch.  A decode, a whole
+            prefill and a prefill in several calls give equal bits, too.  Bounds and the width of page_table do not
+            matter.  This holds on one device, for the same keys and options.  With qq_bias or causal=False, cutting a
+            prefill changes what a query sees.  Not with k_new, because tiles would depend on where the cache ends.
         check: True: first verify what only the device knows (page ids, lengths), with a host sync.  None: as the
             environment variable PAGED_ATTN_CHECK said at the first call.  If the variable is unset, calls are checked
             in plain torch and in the interpreter only.
@@ -204,8 +209,8 @@ def paged_attention(
     Strides of outer axes are free, and so are storage offsets; lazily negated views are refused.
 
     Inside torch.compile and torch.export the call is the operator torch.ops.paged_attn.attention, without a graph
-    break.  Errors are then raised when the graph runs; those of gradients and options, while it is traced.  Checks on
-    the device cannot be captured in a CUDA graph.  torch.autocast changes nothing.
+    break.  Errors about gradients and options are then raised while the graph is traced, all others when it runs.
+    Checks on the device cannot be captured in a CUDA graph.  torch.autocast changes nothing.
 
     Source: Kwon et al. 2023 (paging), Dao 2023 (tiling), Milakov & Gimelshein 2018 (online softmax), Press et al. 2022
     (ALiBi), Xiao et al. 2023 (sinks).
@@ -285,8 +290,8 @@ def write_kv(
             mode, also for a tensor that requires grad.
         TypeError: names the dtype or type wanted, and what to do.
 
-    Inside torch.compile the call is torch.ops.paged_attn.write_kv.  Inductor makes a launch for each cache of it, in
-    place.
+    Inside torch.compile the call is torch.ops.paged_attn.write_kv.  Inductor launches one kernel for each cache, which
+    writes in place.
 
     Source: Kwon et al. 2023 (paging).
     """
@@ -306,7 +311,8 @@ def merge_states(
     Args:
         outs: [n, tokens, heads, head_dim] float16 | bfloat16 | float32, n >= 1; results over each set of keys.
         lses: [n, tokens, heads] float32; natural logarithms of their softmax denominators.  Minus infinity marks an
-            empty set, whose out may hold anything.  Infinity is a sink of infinity: no key has weight beside it.
+            empty set, whose out may hold anything.  Infinity marks a set with an infinite sink: no key of any set then
+            has weight.
         sinks: [heads] float16 | bfloat16 | float32; one more state for each head, of this log-sum-exp and value 0.
             Give them here if the results were made without sinks.
 

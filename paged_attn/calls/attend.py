@@ -16,7 +16,7 @@ from .untraced import untraced
 from .ways import way_of
 
 RETURN_LSE = Options._fields.index("return_lse")
-NUMBERS = of_kind(SCALE, SEVERAL)  # arguments that may be numbers beside tensors
+NUMBERS = of_kind(SCALE, SEVERAL)  # arguments that may be or hold numbers instead of tensors
 
 
 @untraced

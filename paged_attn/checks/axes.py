@@ -133,7 +133,8 @@ class Door:
     def _swapped(self, name: str, shape: torch.Size, axes: tuple[str, ...]) -> str:
         """A hint that the other kv_layout would give the number of KV heads wanted, or ""."""
         sizes = self.sizes
-        if name == "k_cache" and len(shape) == 4 and axes in LAYOUTS.values():  # write_kv: k settled kv_heads
+        # kv_heads is known before k_cache in write_kv alone, where k settles it
+        if name == "k_cache" and len(shape) == 4 and axes in LAYOUTS.values():
             layout = next(x for x, its in LAYOUTS.items() if its == axes)
             other = dict(zip(LAYOUTS[OTHER[layout]], shape))
             fits = all(other[axis] == sizes.get(axis) for axis in ("kv_heads", "head_dim"))
@@ -230,7 +231,10 @@ class Door:
             self._scale_shape(name, value, axis, more)
 
     def _scale_shape(self, name: str, value: Tensor, axis: str | None, by_token: str) -> None:
-        """Check a scale's shape: one number, or one for each KV head, for all sequences or for each."""
+        """Check a scale's shape: one number, [axis], [1, axis] or [seqs, axis].
+
+        by_token: shapes of scales by token, for the error.
+        """
         *others, last = value.shape or (1,)
         if value.numel() == 1 and len(others) <= 1:
             return

@@ -32,13 +32,13 @@ class Step(NamedTuple):
     grid: tuple[int, ...]
     args: tuple[Any, ...]
     options: dict[str, Any]
-    need: scratch.Need | None = None  # sizes of STATES and COUNTERS from this step on; None: the room stays as it is
+    need: scratch.Need | None = None  # sizes of STATES and COUNTERS; None: the previous step's, in this room
     room: int = 0  # number of the stream's room; steps that run at the same time have different rooms
     own: tuple[torch.Tensor, ...] = ()  # first step only: meta tensors of memory that all steps of the call share
 
 
 def own(likes: Sequence[torch.Tensor]) -> list[Any]:
-    """Arguments that stand for a call's `Step.own`."""
+    """Arguments of a kernel that stand for the tensors of `Step.own`, until a launch gives them memory."""
     return [Placed(STATES.slot - len(likes) + number, like) for number, like in enumerate(likes)]
 
 
@@ -155,7 +155,10 @@ class Launches:
 
 
 def _kept(step: Step, compiled: CompiledKernel, count: int) -> Kept:
-    """A launch of a compiled kernel from `count` addresses, like JITFunction.run without its pre-run hooks."""
+    """Make the Kept of a step and its compiled kernel; its functions launch from a list of `count` addresses.
+
+    They do what JITFunction.run does, without its pre-run hooks.
+    """
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     arguments = filler(step.args)
     grid = (*step.grid, 1, 1)[:3]

@@ -43,7 +43,7 @@ class Dialect(Protocol):
         """Features that a call asks for and the dialect's kernels lack; empty if they cover the call."""
 
     def copies(self, problem: Problem) -> Copies | None:
-        """Whole pages for copies of an uncovered call's keys, if copying pays and may make the call covered."""
+        """Whole pages into which an uncovered call's keys are copied first; None: copying cannot help or pay."""
 
     def launches(self, problem: Problem) -> tuple[Launch, ...]:
         """Launches of a covered call; a launch may belong to another dialect (`Launch.dialect`)."""
@@ -70,7 +70,7 @@ class Dialect(Protocol):
         """Sizes, stages and loads of a program's tiles, in words."""
 
     def heads_of(self, launch: Launch) -> str:
-        """The heads that have separate blocks, in words."""
+        """Sets of heads that have separate blocks, in words: KV heads, pairs of KV heads, or parts of groups."""
 
     def multiplies_fp8(self, launch: Launch) -> bool:
         """Whether the kernel multiplies fp8 operands."""
@@ -80,7 +80,7 @@ class Dialect(Protocol):
 
 
 class Direct(Protocol):
-    """The names in the module of plain torch: the public functions, for checked calls."""
+    """The names in the module of plain torch: the public functions, for arguments that the checks have passed."""
 
     TITLE: str
 

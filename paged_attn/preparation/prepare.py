@@ -112,19 +112,24 @@ def prepare(
         gate: dtype of the gate.  None: no gate.
         score_mod, score_mod_args: as in paged_attention.  The function must belong to a module, because other
             processes import it.  Only dtypes of tensors matter.
-        scales: of fp8 tensors: "number", "tensor" (one for all heads, [], [1] or expanded) or "per_head" ([kv_heads],
-            [1, kv_heads] or expanded from these), "per_seq" ([seqs, kv_heads], contiguous).  Inside torch.compile
-            numbers become tensors.
+        scales: form of the scales of fp8 tensors.  Inside torch.compile numbers become tensors.
+
+            - "number": a number on the host.
+            - "tensor": one number for all heads: [], [1], or expanded from one of these.
+            - "per_head": [kv_heads], [1, kv_heads], or expanded from one of these.
+            - "per_seq": [seqs, kv_heads], contiguous.
         integers: dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans, query_positions and a tensor
             as window_size, torch.int32 or torch.int64.
         page_indices: dtype of indices if page_table is (indptr, indices); indptr has the dtype `integers`.  None:
             page_table is a tensor.
         max_seqs, max_tokens: the most sequences and query tokens of a step.
         max_seqlen: the most keys of a sequence.
-        device: where calls will run.  None: the current GPU.  A Device compiles without a GPU, as for an image.
+        device: where calls will run.  None: the current GPU.  A Device describes a GPU that need not be present, for
+            example while a container image is built.
         processes: the most processes at work.  None: as many as there are processors.
 
-    Returns: number of kernels, number of kernels compiled now, and seconds.  All are 0 where kernels are interpreted.
+    Returns: number of kernels, number of kernels compiled now, and seconds.  All are 0 where kernels are interpreted
+        and where plain torch serves the device.
     """
     if others:
         refuse(prepare, others)

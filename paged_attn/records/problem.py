@@ -19,7 +19,7 @@ from .formats import is_fp8, page_of, value_dim_of
 from .key_bounds import key_bounds_of
 
 INT32_MAX = 2**31 - 1
-# Up to this softcap, 2^-23 of the softcap is less than the error of float32 products.
+# tanh by exponentials is off by about 2^-23 of the softcap.  Up to this softcap, float32 products have a larger error.
 FAR_CAP = 64.0
 
 
@@ -39,9 +39,9 @@ class Problem(NamedTuple):
     kv_heads: int
     head_dim: int
     page_size: int
-    max_seqlen_q: int  # upper bounds, not readings
-    max_seqlen_k: int  # with a shard, bound of this rank's keys
-    window_left: int  # most keys that a query sees before its position, with a shard of this rank; -1: all
+    max_seqlen_q: int  # upper bound that the host knows
+    max_seqlen_k: int  # upper bound that the host knows; with a shard, for this rank's keys
+    window_left: int  # most keys that a query sees before its position; with a shard, of this rank's keys; -1: all
     ragged: bool  # cu_seqlens_q given
     positive: bool  # the softmax scale is positive
     softcap: float  # 0: none
@@ -54,7 +54,7 @@ class Problem(NamedTuple):
     packed: bool  # x-packed
     pairable: bool  # all keys are fp8, and can be read two dims at a time
     boxable: bool  # TMA can read the caches
-    rows_per_page: int  # slot strides from page to page, x-packed 1, if boxes of several slots can be cut out; else 0
+    rows_per_page: int  # stride of pages in strides of slots (x-packed: 1); 0: TMA boxes cannot span several slots
     adjacent: bool  # a slot's KV heads lie side by side, in both caches
     query_box: bool  # TMA can read the queries
     new: bool  # keys outside the cache
@@ -98,11 +98,14 @@ class Problem(NamedTuple):
 
     @property
     def rescaled(self) -> bool:
-        """Whether scores meet more than a positive scale for all rows and a mask."""
+        """Whether scores meet more than a mask and one positive scale that all rows share."""
         return self.modified or self.token_scales
 
     def keys_seen(self, beside: int) -> int:
-        """The most keys that a block sees: all keys, or the window's keys to the left and `beside` more."""
+        """Estimate the most keys that a block sees: all keys, or with a window its left side and `beside` more keys.
+
+        beside: query tokens of the block, and perhaps a tile.  Keys behind the block's queries do not count.
+        """
         if self.window_left < 0 or self.prefix or self.spans:
             return self.max_seqlen_k
         return min(self.max_seqlen_k, self.window_left + beside)
@@ -113,7 +116,10 @@ class Problem(NamedTuple):
         return self.prefix and (self.window_left >= 0 or self.head_windows)
 
     def of_batch(self, ragged: bool, seqs: int, tokens: int, max_seqlen_q: int, max_seqlen_k: int) -> Problem:
-        """The problem of another batch of the same calls.  This problem's batch has two tokens or more."""
+        """Return the problem of the same call with another batch.
+
+        This problem must have two tokens or more, because a q_scale of one fp8 token cannot be by token.
+        """
         return self._replace(
             ragged=ragged,
             seqs=seqs,
@@ -132,8 +138,8 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
     page_size, kv_heads = page_of(k_cache, kv_layout)
     value_dim = value_dim_of(k_cache, v_cache)
     scale, new = options.softmax_scale, given.k_new is not None
-    # bounds that the host knows: number of queries, and of keys in the page table and outside the cache; one row may
-    # take all of a ragged table
+    # Upper bounds that the host knows.  Queries: rows of q.  Keys: slots of a row of the page table, and new keys.  One
+    # row of a ragged table may have all its pages.
     pages = given.page_table.shape[1 if given.page_starts is None else 0]
     room = min(pages * page_size + (tokens if new else 0), INT32_MAX)
     bounds = key_bounds_of(options)
@@ -180,10 +186,10 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
 
 
 def _operand_dtype(q: Tensor, k_cache: Tensor, k_new: Tensor | None) -> torch.dtype:
-    """Dtype of the dots' operands: the dtype of keys that are not fp8, or float16 if all keys are fp8.
+    """Dtype of the dots' operands: float32 for float32 queries, otherwise the dtype of keys that are not fp8.
 
-    float16 holds every fp8 number.  bfloat16 keys may be anywhere in bfloat16's range; only queries are brought into
-    float16's range, row by row.
+    If all keys are fp8 and the queries are not float32, the operands are float16, which holds every fp8 number.
+    bfloat16 keys may be anywhere in bfloat16's range; only queries are brought into float16's range, row by row.
     """
     keys = [x.dtype for x in (k_cache, k_new) if x is not None]
     wide = [dtype for dtype in keys if not is_fp8(dtype)]

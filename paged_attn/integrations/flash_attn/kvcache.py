@@ -37,7 +37,9 @@ class Tokens(NamedTuple):
 def flash_attn_with_kvcache(
     q: Tensor | None, k_cache: Tensor | None, v_cache: Tensor, *args: Any, **keywords: Any
 ) -> Any:
-    """FlashAttention over a cache, in the orders of FlashAttention-2, -3, of vLLM and SGLang, told apart by types.
+    """FlashAttention over a cache, with the argument order of FlashAttention-2, FlashAttention-3, vLLM or SGLang.
+
+    Types of positional arguments, and keywords, tell which order a call has.
 
     Args:
         q: [seqs, len_q, heads, head_dim], or [tokens, heads, head_dim] with cu_seqlens_q.
@@ -47,8 +49,8 @@ def flash_attn_with_kvcache(
             written to the cache at positions cache_seqlens[s] and on, before attention.  An fp8 cache takes 16-bit
             values quantised by the descales, or fp8 values unchanged.
         rotary_cos, rotary_sin: [max_len, rotary_dim / 2].  They rotate k and q by positions cache_seqlens (or
-            rotary_seqlens) and on.  Without causal, window_size and attention_chunk, all of q is at cache_seqlens.
-            rotary_interleaved: True by default.
+            rotary_seqlens) and on.  Without causal, window_size and attention_chunk, all queries of a sequence are
+            rotated by the first of these positions.  rotary_interleaved: True by default.
         cache_seqlens: int or [seqs] int32; keys in the cache before this call.  None: the cache is full.  -1: padding.
         cache_batch_idx: [seqs] int32; rows of the table, or of the cache if there is no table.
         cache_leftpad: [seqs] int32; first key of each sequence.  Chunks count from this key; cache_seqlens and
@@ -147,7 +149,7 @@ def _append(
     given: dict[str, Any], q: Tensor, starts: Tensor | None, len_q: int | None, k_cache: Tensor, v_cache: Tensor,
     table: Tensor, cached: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Write k and v behind the cache's keys; return (queries, rotated if asked; keys of each sequence now [seqs])."""
+    """Write k and v behind the cache's keys; return (queries, rotated if asked; lengths [seqs] after the write)."""
     k, v, starts_new = given.get("k"), given.get("v"), given.get("cu_seqlens_k_new")
     if k is None or v is None:
         raise ValueError("k and v must be given together")
@@ -222,10 +224,11 @@ def _without_left(
 
 
 def _by_token(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, int, int]:
-    """View caches as pages of one token: (K, V, ids from page to page, ids from slot to slot).
+    """View caches as pages of one token: (K, V, id step of cache pages, id step of slots).
 
-    Pages of consecutive ids begin one step apart, the common divisor of the strides of pages and slots.  If heads lie
-    between slots, such pages overlap, which is fine for reading.
+    An id step is the difference between the ids of the one-token pages of neighbouring cache pages, or of neighbouring
+    slots.  Pages of consecutive ids begin one stride apart, the common divisor of the strides of cache pages and slots.
+    If slots of one head lie side by side (HND), such pages overlap, which is fine for reading.
     """
     (k, *steps), (v, *others) = _steps(k_cache), _steps(v_cache)
     if steps != others:  # one table cannot name both
@@ -234,7 +237,7 @@ def _by_token(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, int, in
 
 
 def _steps(cache: Tensor) -> tuple[Tensor, int, int]:
-    """View one cache as in `_by_token`: (pages, ids from page to page, ids from slot to slot)."""
+    """View one cache as in `_by_token`: (one-token pages, id step of cache pages, id step of slots)."""
     page, slot = (n if size > 1 else 0 for n, size in zip(cache.stride()[:2], cache.shape[:2]))
     step = math.gcd(page, slot) or 1
     count = (max(cache.shape[0], 1) - 1) * page // step + (cache.shape[1] - 1) * slot // step + 1

@@ -33,9 +33,9 @@ MAX_UNITS_AT_ONCE = tl.constexpr(256)  # KV heads x sequences whose work is coun
 def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """Return the state of a block's rows over its keys at positions [begin, end); begin is a multiple of TILE.
 
-    first, scalar or [R]: whether sinks count here.  q: a Query, in as many parts as keys.  cache: KeyValues.
+    first, scalar or [R]: whether sinks count here.  q: a Query, whose dims are split into as many parts as the keys'.
 
-    new: KeyValues, or None.
+    cache: KeyValues.  new: KeyValues, or None.
     """
     span = visible_range(block, mods, S.BLOCK_Q, S)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
@@ -56,7 +56,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     pages = pages_of(batch, block.seq)
     source = Source(pages, 0, first_key, cache_end, cache_scale, batch.page_starts, prefix)
     state = attend_keys(state, q, rows, cache, boxes, source, begin, span, mods, S)
-    # acc has cached values alone: a sink has the value 0, and new values, which are not scaled, follow
+    # So far acc sums cached values alone, because a sink has the value 0.  New values are not scaled, and follow below.
     value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, head, scales.value_stride_seq, block)
     state = State(scaled(state.acc, value_scale), state.max, state.sum)
     if new is not None:
@@ -80,7 +80,8 @@ def attend_pieces(
 ):  # fmt: skip
     """Fold the states of pieces [begin, end) in order; cut: also store each, from slot `slot` of share `share` on.
 
-    A row's result depends on its position alone; pieces that only other rows of the block see change nothing.
+    A row's position alone decides how its keys are cut, so its result has the same bits in every batch.  Pieces that
+    only other rows of the block see change no bits of this row's result.
     """
     row_max, row_sum = start(None, rows, False, S)
     state = State(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), row_max, row_sum)

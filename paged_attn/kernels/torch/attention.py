@@ -112,7 +112,10 @@ def _clear_padding(call: Call) -> None:
 
 
 def _store(call: Call, group: Sequence[Seq], first: int, end: int, out: Tensor, lse: Tensor) -> None:
-    """Gate, scale, round and store results [B, G, M, T, D] of tokens [first, end) of each sequence."""
+    """Gate, scale, round and store results of tokens [first, end) of each sequence.
+
+    out: [B, G, M, T, D], for B sequences, G KV heads, M query heads of each, T tokens and D dims.  lse: [B, G, M, T].
+    """
     given, tokens = call.given, tokens_of(group, first, end, call.device)
     rows = out.permute(0, 3, 1, 2, 4).reshape(-1, call.sizes.heads, call.sizes.value_dim)
     if given.gate is not None:
@@ -121,7 +124,7 @@ def _store(call: Call, group: Sequence[Seq], first: int, end: int, out: Tensor, 
     if given.out_scale is not None:
         rows = rows.float() / given.out_scale
     stored: Any = narrow(rows, given.out.dtype)
-    if stored.dtype.itemsize == 1:  # torch moves bytes by index, and no fp8
+    if stored.dtype.itemsize == 1:  # torch cannot store fp8 by index, so it stores bytes
         given.out.view(torch.uint8)[tokens] = stored.view(torch.uint8)
     else:
         given.out[tokens] = stored
