@@ -1,7 +1,7 @@
 """Functions that every call runs: generated from the argument table, left alone by torch.compile, imported late.
 
 When torch.compile gives up on a public function, for example after an error in its arguments, it calls the function
-outside of a graph.  torch.compile would then try to trace the functions inside, and fail.
+outside of a graph.  Without a mark, it would then try to trace the functions inside, and fail.
 
 Modules that ask for the device, change Triton or take time are imported by the first call.
 

@@ -16,7 +16,7 @@ INTEGER = (torch.int32, torch.int64)
 BOOL = (torch.bool,)
 INT32 = (torch.int32,)
 SAME = {dtype: (dtype,) for dtype in QUERY}
-# By the dtype of q: dtypes of the caches (CACHE_FOR); of sinks, qq_bias and gate (BIAS_FOR).
+# dtype of q -> dtypes of the caches (CACHE_FOR), and dtypes of sinks, qq_bias and gate (BIAS_FOR)
 CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
 BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
 
