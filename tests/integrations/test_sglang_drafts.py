@@ -24,7 +24,7 @@ from tests.integrations.sglang_batch import (
     tensors,
 )
 
-from paged_attn.integrations.sglang import verified_drafts  # isort: skip
+from paged_attn.integrations.sglang import tables  # isort: skip
 from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode, sgl_build_tree_kernel_triton  # isort: skip
 from sglang.srt.speculative.eagle_info import EagleVerifyInput  # isort: skip
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode  # isort: skip
@@ -136,7 +136,7 @@ def test_masks_are_those_that_paged_attn_makes_of_trees(each: int) -> None:
     lens, starts = torch.tensor([each + 7, each]), torch.arange(3) * each
     want = paged_attn.tree(parents.flatten(), lens, starts, nodes=each).qq_mask
     longer = torch.cat([seen_of(parents).flatten(), torch.ones(100, dtype=torch.bool)])
-    assert torch.equal(verified_drafts.mask_words(longer, 2, each), want)
+    assert torch.equal(tables.mask_words(longer, 2, each), want)
 
 
 def test_sglang_writes_its_masks_where_and_as_they_are_read() -> None:

@@ -12,8 +12,7 @@ from torch import Tensor
 from paged_attn import paged_attention
 
 from ..score_mods import modifier
-from .tables import Captured, Slots, Tables, tables_of
-from .verified_drafts import ALGORITHMS, mask_of, mask_words
+from .tables import ALGORITHMS, Captured, Slots, Tables, mask_of, mask_words, tables_of
 
 FP8_BYTES = 1
 BOTH_WAYS = (AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL)
