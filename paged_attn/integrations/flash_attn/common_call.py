@@ -147,6 +147,16 @@ def rows_as_pages(rows: Tensor | None, seqs: int, device: torch.device) -> Tenso
     return (torch.arange(seqs, device=device, dtype=torch.int32) if rows is None else int32(rows))[:, None]
 
 
+def pairs(first: Tensor, second: Tensor) -> Tensor:
+    """Interleave two tensors [n] -> [2 n] int32: for each sequence the first number, then the second."""
+    return torch.stack([first, second], dim=1).flatten().int()
+
+
+def twice(page_table: Tensor) -> Tensor:
+    """Repeat each row of a page table: [seqs, pages] -> [2 seqs, pages]."""
+    return page_table.repeat_interleave(2, dim=0)
+
+
 # ---- latent attention (MLA): qv, and keys and values that are views of one cache -------------------------------------
 
 

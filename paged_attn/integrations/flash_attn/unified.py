@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .common_call import attend, bound, int32, window_of
+from .common_call import attend, bound, int32, pairs, twice, window_of
 from .orders import bind
-from .rswa import split
 
 
 def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Tensor:
@@ -96,3 +95,39 @@ def spans_of(ranges: Tensor) -> Tensor:
     first, last = ranges.unbind(-1)
     there = first < last
     return torch.stack([torch.where(there, first, -1), torch.where(there, last + 1, -1)], -1)
+
+
+class Split(NamedTuple):
+    """Arguments of paged_attention for two sequences in place of each: its queries in the prompt, and its others."""
+
+    page_table: Tensor
+    seq_lens: Tensor
+    cu_seqlens_q: Tensor
+    prefix_lens: Tensor
+    query_positions: Tensor
+
+
+def split(prompts: Tensor, page_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, tokens: int) -> Split:
+    """Split sequences at their prompt lengths [seqs] int32, for R-SWA; a part without queries is empty.  No host sync.
+
+    In R-SWA, keys of the prompt stay visible behind the window of generated tokens (vLLM has this for Unlimited-OCR).
+    A query sees earlier keys that lie in the prompt, or less than a window before the query.  The prefix_lens of
+    paged_attention show a prefix to all queries, also keys behind a query, which queries of the prompt must not see.
+
+    Queries in the prompt therefore become a separate sequence.  Its prefix ends before its first query.  All its
+    queries get the position of the first one, so that the window hides no query's key from another query.  Causal
+    masks go by the order of keys, which does not change.
+    """
+    if not len(seq_lens):  # all tokens are padding
+        nowhere = torch.zeros(tokens, dtype=torch.int32, device=seq_lens.device)
+        return Split(page_table, seq_lens.int(), cu_seqlens_q.int(), prompts.int(), nowhere)
+    begin, end = cu_seqlens_q[:-1], cu_seqlens_q[1:]
+    contexts = seq_lens - (end - begin)
+    within = torch.minimum((prompts - contexts).clamp_min(0), end - begin)  # queries in the prompt
+    middle = begin + within
+    token = torch.arange(tokens, dtype=torch.int32, device=begin.device)
+    row = torch.searchsorted(end.contiguous(), token, right=True).clamp_max(len(end) - 1)
+    stands = contexts[row] + torch.where(token < middle[row], 0, token - begin[row])
+    lens = pairs(torch.where(within > 0, contexts + within, 0), torch.where(middle < end, seq_lens, 0))
+    starts = torch.cat([pairs(begin, middle), end[-1:].int()])
+    return Split(twice(page_table), lens, starts, pairs(contexts, prompts), stands.int())

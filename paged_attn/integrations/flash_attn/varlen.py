@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ...strides import same_steps
-from .common_call import FP8, attend, bound, dense, int32, latent, rows_as_pages
+from .common_call import FP8, attend, bound, dense, int32, latent, pairs, rows_as_pages, twice
 from .orders import bind
-from .rswa import pairs, twice
 
 PAGE = 64  # page size of ragged keys that are copied
 # Rows (query tokens x heads of a KV head) from which on a copy of the keys pays.  Over pages of one token prefills take

@@ -17,8 +17,8 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import compute_mm_prefix_range_tensor
 
 from paged_attn.integrations import BUCKET
-from paged_attn.integrations.flash_attn.rswa import split, twice
-from paged_attn.integrations.flash_attn.unified import spans_of
+from paged_attn.integrations.flash_attn.common_call import twice
+from paged_attn.integrations.flash_attn.unified import spans_of, split
 
 from . import host
 from .ready import make_ready, of_layer
@@ -39,7 +39,7 @@ class Metadata(AttentionMetadata):
     slot_mapping: Tensor
     causal: bool | Tensor  # for all sequences, or bool [seqs]
     spans: Tensor | None = None  # [seqs, R, 2], images whose tokens see each other
-    # Models with R-SWA (flash_attn/rswa.py) have these in place of a layer's window:
+    # Models with R-SWA (flash_attn/unified.py) have these in place of a layer's window:
     window: int | None = None
     prefix_lens: Tensor | None = None  # [seqs]
     query_positions: Tensor | None = None  # [tokens]
