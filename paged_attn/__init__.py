@@ -23,13 +23,14 @@ __all__ = [
     "slots",
     "tree",
     "write_kv",
+    "write_qkv",
 ]
 
 # Name -> module, for names that are imported when they are asked for: `prepare` also imports the kernels.
 _LATER = {"prepare": ".preparation.prepare"}
 _LATER |= dict.fromkeys(("pages_needed", "positions", "slots", "tree"), ".step") | {"pad_batch": ".padding"}
 _LATER |= dict.fromkeys(("copy_pages", "gather_pages", "move_pages"), ".pages")
-_LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv"), ".api")  # deferred in the command only
+_LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv", "write_qkv"), ".api")  # deferred in commands
 
 
 def _is_command() -> bool:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from .step import pages_needed, positions, slots, tree
 if TYPE_CHECKING or not _is_command():  # imports torch, which takes seconds, and registers the operators
     from . import reference
-    from .api import merge_states, paged_attention, write_kv
+    from .api import merge_states, paged_attention, write_kv, write_qkv
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from .checks.keywords import refuse, told
 
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())
+fused_write = at_first_call("fused_write", ".calls.fused_write", globals())
 merge = at_first_call("merge", ".calls.attend", globals())
 
 TableLike = torch.Tensor | Sequence[torch.Tensor]
@@ -300,6 +301,88 @@ def write_kv(
     if torch.compiler.is_compiling():
         return ops.write_kv(k, v, k_cache, v_cache, slot_mapping, kv_layout, k_scale, v_scale, check)
     write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, check)
+
+
+@told
+def write_qkv(
+    qkv: torch.Tensor | Sequence[torch.Tensor],
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
+    slot_mapping: torch.Tensor,
+    *,
+    kv_layout: str = "NHD",
+    positions: torch.Tensor | None = None,
+    cos_sin: torch.Tensor | None = None,
+    interleaved: bool = False,
+    mrope_sections: Sequence[int] | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    norm_offset: float = 0.0,
+    k_scale: ScaleLike = None,
+    v_scale: ScaleLike = None,
+    q_out: torch.Tensor | None = None,
+    q_scale: ScaleLike = None,
+    check: bool | None = None,
+    **others: NoReturn,
+) -> torch.Tensor:
+    """Norm and rotate queries and keys, write keys and values into their slots, and return the queries: one launch.
+
+    In this order: RMS norm of each head of q and k, rotary embedding of their first rotary_dim dims, quantisation for
+    an fp8 cache, the write.  Norm and rotation are float32.  Only what is stored is rounded, as in vLLM's fused kernel
+    (csrc/fused_qknorm_rope_kernel.cu).  Separate operators round the norm's result, too.
+
+    Args:
+        qkv: [tokens, (heads + 2 * kv_heads) * head_dim], packed: heads of q, then of k, then of v.  Or (q, k, v) of
+            [tokens, heads, head_dim], [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim].  float16 |
+            bfloat16 | float32; any strides, last axis contiguous.
+            With v_cache = None (q_rope, latent, k_rope), for multi-head latent attention: [tokens, heads, rope_dim],
+            [tokens, kv_heads, value_dim], [tokens, kv_heads, rope_dim].  A slot then holds [latent, k_rope].
+        k_cache, v_cache: as in paged_attention; dtype of qkv, or fp8.  v_cache = None: latents, in a 4-D k_cache.
+        slot_mapping: [tokens] int32 | int64; page * page_size + slot of each token.  Negative: the token's keys and
+            values are skipped; its queries are not.  No slot may occur twice.
+        kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
+        positions: [tokens] int32 | int64; rows of cos_sin.  With mrope_sections [3, tokens].  A position outside
+            cos_sin takes its nearest row.  None: row t of cos_sin belongs to token t.
+        cos_sin: [max_positions, rotary_dim] float16 | bfloat16 | float32; cosines in the first half of a row, sines in
+            the second, scaling included.  rotary_dim is even and at most the dims of q.  None: no rotary embedding.
+        interleaved: False: dim i and dim i + rotary_dim / 2 are a pair (GPT-NeoX).  True: dims 2 i and 2 i + 1 (GPT-J).
+        mrope_sections: three ints whose sum is rotary_dim / 2 (multimodal rotary embedding): how many pairs of dims
+            take positions[0], then positions[1], then positions[2].
+        q_norm, k_norm: [head_dim] float16 | bfloat16 | float32; weights of the RMS norm.  None: no norm.  With v_cache
+            = None k_norm [value_dim] is of the latent, and q_norm is None.
+        eps: number >= 0, added to the mean square.
+        norm_offset: number added to the weights: 1.0 where a model stores weight - 1.
+        k_scale, v_scale: as in write_kv.
+        q_out: [tokens, heads, head_dim] (of latents [tokens, heads, rope_dim]), dtype of q, or fp8; last axis
+            contiguous.  It is written and returned.  q_out may be q itself, or the part of a packed tensor that is q.
+            Otherwise it may share no memory with any argument.  Only the first call of given shapes and strides
+            verifies this.  None: a new tensor of q's dtype.
+        q_scale: as k_scale; required for an fp8 q_out, which holds clamp(query / scale).
+        check: as in paged_attention; finds slots outside the cache, slots that occur twice, and positions outside
+            cos_sin of tokens that are written.
+
+    Returns:
+        q_out, or a new tensor.
+
+    Raises:
+        ValueError: names the tensor, the axis and both sizes, and what to do.  Nothing has been written.  Under grad
+            mode, also for a tensor that requires grad.
+        TypeError: names the dtype or type wanted, and what to do.
+
+    Inside torch.compile the call is torch.ops.paged_attn.write_qkv.
+
+    Source: Zhang & Sennrich 2019 (RMS norm); Su et al. 2021 (rotary embedding); Wang et al. 2024 (sections).
+    """
+    if others:
+        refuse(write_qkv, others)
+    tensors = (positions, cos_sin, q_norm, k_norm, k_scale, v_scale, q_scale)
+    if isinstance(mrope_sections, list):
+        mrope_sections = tuple(mrope_sections)
+    options = (kv_layout, interleaved, mrope_sections, eps, norm_offset)
+    if torch.compiler.is_compiling():
+        return ops.write_qkv(qkv, k_cache, v_cache, slot_mapping, tensors, options, q_out, check)
+    return fused_write(qkv, k_cache, v_cache, slot_mapping, tensors, options, q_out, check)
 
 
 @told

@@ -3,6 +3,7 @@
 `attention(...)` writes out and returns nothing.  `attention_lse(...)` also returns the log-sum-exp.  `write_kv(...)`
 and `merge_states(outs, lses, sinks)` are as in api.py.  `copy_pages(...)` and `move_pages(...)` are as in pages.py,
 with lists of tensors.  `gather_pages(...)` writes out and returns nothing.
+`write_qkv(...)` has a list of one tensor or three for qkv, writes q_out and returns nothing.
 
 Operators take the arguments of the functions, with `out` always given and scales in tensors.  A tensor given as
 `causal` becomes `causal_seqs`, with `causal` False.  A tensor given as `window_size` becomes `head_windows`, with
@@ -10,6 +11,8 @@ Operators take the arguments of the functions, with `out` always given and scale
 
 Where torch traces `write_kv`, two operators replace it, each of which changes one cache.  torch.compile lets an
 operator change each buffer in place once.  If one operator changed two views of a buffer, torch would copy a view.
+`write_qkv` becomes `write_projections`, one launch; only if both caches lie in one buffer, `write_queries_keys` and
+`write_values`.
 """
 
 import functools
@@ -26,12 +29,14 @@ from .calls.untraced import at_first_call, from_text, listed, untraced
 from .checks.argument_rows import check_options
 from .checks.axes import values_apart
 from .checks.kernel_tensors import refuse_gradient, watched
-from .checks.options import boolean, choice, scale_number
+from .checks.options import boolean, choice, number, scale_number
+from .checks.projections import packed_shape, unpacked
 from .checks.swapped import LAYOUTS
 from .strides import lies_in, looks_within
 
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())
+fused_write = at_first_call("fused_write", ".calls.fused_write", globals())
 merge = at_first_call("merge", ".calls.attend", globals())
 move = at_first_call("move", ".calls.pages", globals())
 gather = at_first_call("gather", ".calls.pages", globals())
@@ -39,6 +44,12 @@ gather = at_first_call("gather", ".calls.pages", globals())
 WRITE = """(
     Tensor k, Tensor? v, Tensor{keys} k_cache, Tensor{values}? v_cache, Tensor slot_mapping,
     *, str kv_layout="NHD", Tensor? k_scale=None, Tensor? v_scale=None, bool? check=None
+)"""
+WRITE_QKV = """(
+    Tensor[] qkv, Tensor(a!) k_cache, Tensor{values}? v_cache, Tensor slot_mapping, Tensor(c!) q_out, *,
+    str kv_layout="NHD", Tensor? positions=None, Tensor? cos_sin=None, bool interleaved=False,
+    int[]? mrope_sections=None, Tensor? q_norm=None, Tensor? k_norm=None, float eps=1e-6, float norm_offset=0.0,
+    Tensor? k_scale=None, Tensor? v_scale=None, Tensor? q_scale=None, bool? check=None
 )"""
 _library = torch.library.Library("paged_attn", "DEF")
 
@@ -95,6 +106,44 @@ def _refuse_apart(v_cache: Any, k_cache: Any) -> None:
         inside = v_cache is None or isinstance(k_cache, FunctionalTensor) or lies_in(v_cache, k_cache)
     if not inside:
         raise values_apart(v_cache)
+
+
+@untraced
+def _write_qkv(qkv: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, q_out: Any, **named: Any) -> None:
+    """Write queries and both caches in one launch.
+
+    Where torch traces the call and both caches lie in one buffer, operators change one cache each.
+    """
+    if not watched(*qkv, k_cache, v_cache, slot_mapping):
+        _fused(qkv, k_cache, v_cache, slot_mapping, q_out, **named)
+    elif v_cache is None or not _one_buffer(k_cache, v_cache):
+        torch.ops.paged_attn.write_projections(qkv, k_cache, v_cache, slot_mapping, q_out, **named)
+    else:
+        torch.ops.paged_attn.write_queries_keys(qkv, k_cache, v_cache, slot_mapping, q_out, **named)
+        k, v = unpacked(qkv[0], k_cache, named.get("kv_layout", "NHD"))[1:] if len(qkv) == 1 else qkv[1:]
+        named = {name: named[name] for name in ("kv_layout", "k_scale", "v_scale", "check") if name in named}
+        torch.ops.paged_attn.write_values(k, v, k_cache, v_cache, slot_mapping, **named)
+
+
+def _one_buffer(k_cache: Any, v_cache: Any) -> bool:
+    """Whether two tensors, which a graph may wrap, lie in one buffer."""
+    both = [torch._from_functional_tensor(x.elem) if isinstance(x, FunctionalTensor) else x for x in (k_cache, v_cache)]
+    return bool(both[0].untyped_storage()._cdata == both[1].untyped_storage()._cdata)
+
+
+@untraced
+def _fused(
+    qkv: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, q_out: Any, kv_layout: Any = "NHD", positions: Any = None,
+    cos_sin: Any = None, interleaved: Any = False, mrope_sections: Any = None, q_norm: Any = None, k_norm: Any = None,
+    eps: Any = 1e-6, norm_offset: Any = 0.0, k_scale: Any = None, v_scale: Any = None, q_scale: Any = None,
+    check: Any = None, part: str | None = None,
+) -> None:  # fmt: skip
+    sections = None if mrope_sections is None else tuple(mrope_sections)
+    fused_write(
+        qkv[0] if len(qkv) == 1 else qkv, k_cache, v_cache, slot_mapping,
+        (positions, cos_sin, q_norm, k_norm, k_scale, v_scale, q_scale),
+        (kv_layout, interleaved, sections, eps, norm_offset), q_out, check, part,
+    )  # fmt: skip
 
 
 @untraced
@@ -162,6 +211,9 @@ _register(f"write_keys{WRITE.format(keys='(a!)', values='')} -> ()", functools.p
 _register(
     f"write_values{WRITE.format(keys='', values='(a!)')} -> ()", functools.partial(_write, part="values"), _nothing
 )
+_register(f"write_qkv{WRITE_QKV.format(values='(b!)')} -> ()", _write_qkv, None)
+_register(f"write_projections{WRITE_QKV.format(values='(b!)')} -> ()", _fused, _nothing)
+_register(f"write_queries_keys{WRITE_QKV.format(values='')} -> ()", functools.partial(_fused, part="keys"), _nothing)
 _register("merge_states(Tensor outs, Tensor lses, Tensor? sinks=None) -> (Tensor, Tensor)", _merge_states, _state)
 
 PAIRS = "Tensor src, Tensor dst, *, int page_axis=0, bool? check=None) -> ()"
@@ -212,6 +264,32 @@ def write_kv(
     torch.ops.paged_attn.write_kv(
         k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, check=check, **_scales(scales, k)
     )
+
+
+def write_qkv(
+    qkv: Any, k_cache: Tensor, v_cache: Tensor | None, slot_mapping: Tensor, tensors: tuple[Any, ...],
+    options: tuple[Any, ...], q_out: Tensor | None, check: bool | None,
+) -> Tensor:  # fmt: skip
+    kv_layout, interleaved, sections, eps, norm_offset = options
+    choice("kv_layout", kv_layout, tuple(LAYOUTS))
+    boolean("interleaved", interleaved)
+    number("eps", eps, "a finite number >= 0", 0)
+    number("norm_offset", norm_offset, "a finite number")
+    if check is not None:
+        boolean("check", check, "True, False or None")
+    parts = [qkv] if isinstance(qkv, Tensor) else [*qkv]
+    given = dict(zip(("positions", "cos_sin", "q_norm", "k_norm", "k_scale", "v_scale", "q_scale"), tensors))
+    names = ("qkv",) if len(parts) == 1 else ("q", "k", "v") if v_cache is not None else ("q_rope", "latent", "k_rope")
+    _no_gradients(dict(zip(names, parts)) | {"k_cache": k_cache, "v_cache": v_cache, "q_out": q_out} | given)
+    given |= _scales({name: given[name] for name in ("k_scale", "v_scale", "q_scale")}, parts[0])
+    if q_out is None:
+        q = parts[0]
+        q_out = q.new_empty(packed_shape(q, k_cache, kv_layout) if len(parts) == 1 else q.shape)
+    torch.ops.paged_attn.write_qkv(
+        parts, k_cache, v_cache, slot_mapping, q_out, kv_layout=kv_layout, interleaved=interleaved,
+        mrope_sections=sections, eps=eps, norm_offset=norm_offset, check=check, **given,
+    )  # fmt: skip
+    return q_out
 
 
 def merge_states(outs: Tensor, lses: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -159,8 +159,8 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     if IN_TORCH:
         from paged_attn.planning.dialects import torch_dialect
 
-        for name in ("attention", "write", "merge_states"):
-            monkeypatch.setattr(torch_dialect(), name, lambda *_: pytest.fail("a call was made"))
+        for name in ("attention", "write", "write_qkv", "merge_states"):
+            monkeypatch.setattr(torch_dialect(), name, lambda *_, **__: pytest.fail("a call was made"))
         return
     from triton.runtime.jit import KernelInterface
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..arguments import Options, Tensors
 from ..checks.axes import Axes, Door
+from ..checks.projections import Projections, Rotation, unpacked
 from ..launching.platform import Device
 from ..planning.dialects import torch_dialect
 from .ways import scale_and_cap
@@ -61,6 +62,21 @@ def write_of(given: tuple[Any, ...], kv_layout: str, part: str | None, axes: Axe
         dialect.write(k, v, k_cache, v_cache, slots, k_scale, v_scale, kv_layout, part)
 
     return Run(write, given)
+
+
+def qkv_write_of(given: Projections, options: Rotation, axes: Axes, device: Device, part: str | None) -> Run:
+    """The Run of a call of write_qkv; q_out = None: queries are rotated in place."""
+    dialect, host = torch_dialect(), options._asdict()
+
+    def write_qkv(*tensors: Any) -> None:
+        x = Projections._make(tensors)
+        if x.packed:
+            q, k, v = unpacked(x.q, x.k_cache, options.kv_layout)
+            x = x._replace(q=q, k=k, v=v)
+        x = x if x.q_out is not None else x._replace(q_out=x.q)
+        dialect.write_qkv(**x._asdict(), **host, part=part)
+
+    return Run(write_qkv, given)
 
 
 def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:

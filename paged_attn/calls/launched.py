@@ -8,8 +8,10 @@ from triton.language import constexpr
 
 from ..arguments import Options, Tensors, scales_tokens
 from ..checks.axes import Axes, Door
-from ..kernels.common.records import KeyValues, Modifiers
+from ..checks.projections import Projections, Rotation
+from ..kernels.common.records import KeyValues, Modifiers, Norm, Rotary
 from ..kernels.portable.cache_write import write_kv_kernel
+from ..kernels.portable.rotary_write import HeadRuns, Pairs, write_qkv_kernel
 from ..kernels.shared_steps import merge_states
 from ..launching.launch import Launches, Step
 from ..launching.platform import INTERPRET, Device
@@ -23,6 +25,8 @@ from ..records.problem import problem_of
 from .page_launches import Moves, Rows
 from .ways import FAR, scale_and_cap
 
+# Elements and warps of a program of write_qkv: each of 64 threads loads four times 16 bytes of bfloat16.
+WRITE_ELEMENTS, WRITE_WARPS = 2048, 2
 TENSORS = {*Tensors._fields}
 # Arguments with a field of equal name in Modifiers, which holds the argument unchanged unless `_call` says otherwise.
 IN_MODIFIERS = [name for name in Modifiers._fields if name in (*Tensors._fields, *Options._fields)]
@@ -147,6 +151,94 @@ def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device:
         axes.page_size, axes.kv_heads, axes.head_dim, dim, axes.value_dim, value_padded, block_heads, device.dependent,
     )  # fmt: skip
     return Step(write_kv_kernel, grid, args, {"launch_pdl": True} if device.dependent else {})
+
+
+def qkv_write_of(given: Projections, options: Rotation, axes: Axes, device: Device, part: str | None) -> Launches:
+    """The launch of a call of write_qkv; q_out = None: queries are rotated in place."""
+    with arguments_for(given) as held:
+        step = _qkv_step(Projections._make(held), options, axes, device, part)
+        return Launches([step], given.q.device)
+
+
+def _qkv_step(x: Projections, options: Rotation, axes: Axes, device: Device, part: str | None) -> Step:
+    """A launch with programs for some query heads of a token, and programs for some of its KV heads."""
+    queries, keys, _ = shapes = _head_runs(x, options, axes)
+    new: list[Any] = (
+        [layout.packed_rows(x.q, axes.head_dim)] * 3 if x.packed else [layout.rows(y) for y in (x.q, x.k, x.v)]
+    )
+    q_out = new[0] if x.q_out is None else layout.rows(x.q_out)
+    stored = layout.keys(x.k_cache, options.kv_layout)
+    cache = KeyValues(stored, stored) if x.latent else layout.cache(x.k_cache, x.v_cache, options.kv_layout)
+    if part == "keys":
+        new[2], cache = None, cache._replace(value=None)
+    q_norm, k_norm = (_norm(weight, options) for weight in (x.q_norm, x.k_norm))
+    args = (
+        *new, q_out, cache, x.slot_mapping, _rotary(x),
+        q_norm, None if x.latent else k_norm, k_norm if x.latent else None,
+        scales(1.0, x.q_scale, x.k_scale, x.k_scale if x.latent else x.v_scale),
+        axes.page_size, *shapes, _pairs(x, options), device.dependent,
+    )  # fmt: skip
+    programs = cdiv(queries.HEADS, queries.BLOCK) + cdiv(keys.HEADS, keys.BLOCK)
+    more = {"launch_pdl": True} if device.dependent else {}
+    return Step(write_qkv_kernel, (axes.tokens * programs,), args, {"num_warps": WRITE_WARPS} | more)
+
+
+def _head_runs(x: Projections, options: Rotation, axes: Axes) -> tuple[HeadRuns, HeadRuns, HeadRuns]:
+    """Shapes of queries, keys and values.  In a packed tensor keys lie behind queries, and values behind keys."""
+    heads, kv_heads, value_dim = axes.heads, axes.kv_heads, axes.value_dim
+    turned, values = _runs(axes.head_dim, _rotary_dim(x), options.interleaved), _runs(value_dim, 0, False)
+    block, kv_block = _heads_at_once(heads, turned), _heads_at_once(kv_heads, (*turned, *values))
+    keys_at, values_at = (heads, heads + kv_heads) if x.packed else (0, 0)
+    behind = value_dim if x.latent else 0  # latents lie before the rotated dims of keys
+    return (
+        HeadRuns(heads, block, 0, heads // kv_heads, axes.head_dim, 0, *_columns(turned)),
+        HeadRuns(kv_heads, kv_block, keys_at, 1, axes.head_dim, behind, *_columns(turned)),
+        HeadRuns(kv_heads, kv_block, values_at, 1, value_dim, 0, *_columns(values)),
+    )
+
+
+def _runs(dims: int, rotary_dim: int, interleaved: bool) -> list[tuple[int, int]]:
+    """(first dim, dims) of each run of a head: rotary halves, or rotary pairs in one run, then the dims behind."""
+    step = rotary_dim if interleaved else rotary_dim // 2
+    runs = [(begin, step) for begin in range(0, rotary_dim, step)] if rotary_dim else []
+    return runs + ([(rotary_dim, dims - rotary_dim)] if rotary_dim < dims else [])
+
+
+def _columns(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """(first dims, dims, dims rounded up to powers of two) of runs."""
+    starts, sizes = zip(*runs)
+    return starts, sizes, tuple(map(next_power_of_2, sizes))
+
+
+def _heads_at_once(heads: int, runs: Sequence[tuple[int, int]]) -> int:
+    """Heads of a program: as many as have WRITE_ELEMENTS elements, but at least one."""
+    width = sum(next_power_of_2(size) for _, size in runs)
+    return min(next_power_of_2(heads), 1 << max(0, (WRITE_ELEMENTS // width).bit_length() - 1))
+
+
+def _rotary_dim(x: Projections) -> int:
+    return 0 if x.cos_sin is None else int(x.cos_sin.shape[1])
+
+
+def _norm(weight: Any, options: Rotation) -> Norm | None:
+    return None if weight is None else Norm(weight, float(options.eps), float(options.norm_offset))
+
+
+def _rotary(x: Projections) -> Rotary | None:
+    if x.cos_sin is None:
+        return None
+    if x.positions is None:  # a table of as many rows as tokens: no kernel should depend on their number
+        return Rotary(x.cos_sin, x.cos_sin.stride(0))
+    stride = x.positions.stride(0) if x.positions.ndim == 2 else None
+    return Rotary(x.cos_sin, x.cos_sin.stride(0), x.cos_sin.shape[0], x.positions, stride)
+
+
+def _pairs(x: Projections, options: Rotation) -> Pairs | None:
+    pairs, sections = _rotary_dim(x) // 2, options.mrope_sections
+    if not pairs:
+        return None
+    height, width = (None, None) if sections is None else (sections[0], sections[0] + sections[1])
+    return Pairs(bool(options.interleaved), pairs, next_power_of_2(pairs), height, width)
 
 
 def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:

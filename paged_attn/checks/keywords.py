@@ -137,6 +137,28 @@ WRITE = _named(
     ),
     ("kv_cache_dtype", "nothing, for the dtype of k_cache says it"),
 )
+WRITE_QKV = _named(
+    ("q k v query key value", "qkv, one packed tensor or (q, k, v)"),
+    ("q_pe kv_c k_pe", "qkv, (q_rope, latent, k_rope) with v_cache = None"),
+    ("key_cache", "k_cache"),
+    ("value_cache", "v_cache"),
+    ("kv_cache paged_kv_cache", "k_cache and v_cache, which may be views of one tensor"),
+    ("out_cache_loc", "slot_mapping"),
+    ("batch_indices kv_indices kv_indptr", "slot_mapping, page * page_size + slot of each token"),
+    ("position_ids pos_ids", "positions"),
+    ("cos_sin_cache", "cos_sin"),
+    ("cos sin", "cos_sin, cosines and sines side by side"),
+    ("is_neox is_neox_style", "interleaved, its opposite"),
+    ("mrope_section", "mrope_sections"),
+    ("q_weight", "q_norm"),
+    ("k_weight", "k_norm"),
+    ("quant_scale_q", "q_scale"),
+    ("quant_scale_kv", "k_scale and v_scale"),
+    (
+        "num_heads_q num_heads_k num_heads_v head_dim page_size rotary_dim",
+        "nothing, for the shapes of the tensors say it",
+    ),
+)
 MERGE = _named(
     ("v v_a v_b v_other prefix_output suffix_output out_partial", "outs, [n, tokens, heads, head_dim]"),
     ("s s_a s_b s_other prefix_lse suffix_lse lse_partial", "lses, [n, tokens, heads], natural logarithms"),
@@ -160,7 +182,13 @@ PREPARE = _named(
     ("max_num_batched_tokens", "max_tokens"),
     ("max_model_len max_seqlen_k", "max_seqlen"),
 )
-OTHERS = {"paged_attention": ATTENTION, "write_kv": WRITE, "merge_states": MERGE, "prepare": PREPARE}
+OTHERS = {
+    "paged_attention": ATTENTION,
+    "write_kv": WRITE,
+    "write_qkv": WRITE_QKV,
+    "merge_states": MERGE,
+    "prepare": PREPARE,
+}
 
 
 class nothing:

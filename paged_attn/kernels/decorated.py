@@ -8,7 +8,7 @@ from ..launching.platform import decorating
 
 with decorating():
     from .common import copying, exchange, merge, numerics, output, records, schedule, scores, softmax
-    from .portable import attention_kernel, cache_write, loads, page_kernels
+    from .portable import attention_kernel, cache_write, loads, page_kernels, rotary_write
 
 __all__ = [
     "attention_kernel",
@@ -21,6 +21,7 @@ __all__ = [
     "output",
     "page_kernels",
     "records",
+    "rotary_write",
     "schedule",
     "scores",
     "softmax",

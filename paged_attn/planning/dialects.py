@@ -96,6 +96,14 @@ class Direct(Protocol):
     ) -> None:  # fmt: skip
         """Write the part "keys" or "values", or both if `part` is None."""
 
+    def write_qkv(
+        self, q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor | None, slot_mapping: Tensor,
+        positions: Tensor | None, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, k_scale: Any,
+        v_scale: Any, q_scale: Any, q_out: Tensor, kv_layout: str, interleaved: bool,
+        mrope_sections: Sequence[int] | None, eps: float, norm_offset: float, part: str | None,
+    ) -> None:  # fmt: skip
+        """Write q_out, which may be q, and keys and values, or only keys if `part` is "keys"."""
+
     def merge_states(self, out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:
         """Merge states `outs` and `lses`, and sinks, into out and lse."""
 

@@ -29,6 +29,11 @@ def rows(x: torch.Tensor) -> Rows:
     return Rows(stored, token, head, fp8, tl.constexpr(True) if wide else None)
 
 
+def packed_rows(x: torch.Tensor, head_dim: int) -> Rows:
+    """All heads of a tensor [tokens, heads * head_dim] that is not fp8."""
+    return Rows(x, x.stride(0), head_dim, tl.constexpr(0))
+
+
 def contiguous(x: torch.Tensor) -> KV:
     """Keys or values [tokens, kv_heads, head_dim] outside the cache, as one page whose slots are tokens."""
     stored, fp8 = _stored(x)

@@ -7,5 +7,6 @@ What a new argument means goes here first: a mask into attention.py, a cache for
 from .attention import merge_states, paged_attention
 from .cache import write_kv
 from .pages import copy_pages, gather_pages, move_pages
+from .rotation import write_qkv
 
-__all__ = ["copy_pages", "gather_pages", "merge_states", "move_pages", "paged_attention", "write_kv"]
+__all__ = ["copy_pages", "gather_pages", "merge_states", "move_pages", "paged_attention", "write_kv", "write_qkv"]

@@ -196,7 +196,7 @@ def test_a_function_in_torch_is_called_as_the_reference_calls_it() -> None:
         compare(case, out, lse, inputs)
 
 
-@pytest.mark.parametrize("name", ["attention", "write", "merge_states", "ways"])
+@pytest.mark.parametrize("name", ["attention", "write", "write_qkv", "merge_states", "ways"])
 def test_the_dialect_has_what_its_interface_says(name: str) -> None:
     from paged_attn.planning.dialects import Direct
 

@@ -17,7 +17,7 @@ CALL: dict[str, Any] = dict(
     q=torch.zeros(2, 4, 16), k_cache=CACHE, v_cache=CACHE.clone(), page_table=torch.zeros(2, 1, dtype=torch.int32),
     seq_lens=torch.tensor([3, 4], dtype=torch.int32),
 )  # fmt: skip
-FUNCTIONS = (paged_attn.paged_attention, paged_attn.write_kv, paged_attn.merge_states)
+FUNCTIONS = (paged_attn.paged_attention, paged_attn.write_kv, paged_attn.write_qkv, paged_attn.merge_states)
 
 
 def refused(function: Callable[..., Any], **given: Any) -> str:

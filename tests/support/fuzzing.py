@@ -23,14 +23,14 @@ from paged_attn.planning import planner
 from tests.simulator import SIMULATES
 from tests.support import hopper_plans, portable_plans, torch_ways
 from tests.support.cases import Case, build, problem_of, run
-from tests.support.other_calls import run_merge, run_write
+from tests.support.other_calls import run_merge, run_write, run_write_qkv
 from tests.support.random_calls import GPU, INTERPRETER, OPTIONS, SIMULATOR, SIZES, TORCH, batch, configuration
 from tests.support.spent import spent
 from tests.support.torch_ways import IN_TORCH
 
 DEVICE = "cuda" if torch.cuda.is_available() and not SIMULATES else "cpu"
 LIMITS = SIMULATOR if SIMULATES else GPU if DEVICE == "cuda" else TORCH if IN_TORCH else INTERPRETER
-FUNCTIONS: dict[str, Callable[..., Any]] = {"run": run, "run_write": run_write, "run_merge": run_merge}
+FUNCTIONS: dict[str, Callable[..., Any]] = {x.__name__: x for x in (run, run_write, run_write_qkv, run_merge)}
 SHRINKING = 60.0  # seconds, at most, for what hypothesis shrinks, and as many for the rest
 # Products up to which the reference takes a host some milliseconds for each sequence, about what launches take where
 # many processes share a GPU: `tests.fuzz --on-host` tries others.  At 2^27 it takes a core a third of a second.
@@ -114,7 +114,7 @@ def explore(seed: int, batches: int, until: float, begin: Callable[[Call], None]
         nonlocal calls, failing, until
         if time.time() > until:
             raise Over
-        function = "run" if SIMULATES else source.choice(["run"] * 8 + ["run_write", "run_merge"])
+        function = "run" if SIMULATES else source.choice(["run"] * 8 + ["run_write", "run_write_qkv", "run_merge"])
         call = Call(function, batch(source, fields, LIMITS), ways)
         begin(call)
         error = failure(call)

@@ -1,7 +1,9 @@
-"""write_kv and merge_states on the sizes of a case, against the reference."""
+"""write_kv, write_qkv and merge_states on the sizes of a case, against the reference."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,39 +11,57 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn import reference
-from tests.support.cases import LSE_TOLERANCES, TOLERANCES, Case, bits, bound_of, build, is_fp8, worst_share
+from tests.support.cases import (
+    E4M3,
+    E5M2,
+    LSE_TOLERANCES,
+    TOLERANCES,
+    Case,
+    bits,
+    bound_of,
+    build,
+    is_fp8,
+    worst_share,
+)
 
 HALF_AN_ULP = 2**-23  # of float32, in which x / scale is computed, twice
 
 
-def run_write(case: Case, device: str = "cpu") -> None:
-    """The case's query tokens as new keys: each in a slot of its own, some skipped, some not a number; others stay."""
-    rng = torch.Generator().manual_seed(case.seed)
-    inputs = build(case, device)
+def _places(case: Case, inputs: dict[str, Any], rng: torch.Generator) -> tuple[dict[str, Tensor], int, dict[str, Any]]:
+    """(caches, tokens, slots, layout and scales) of a write: each token in a slot of its own, some tokens skipped."""
     caches = {name: inputs[name] for name in ("k_cache", "v_cache")[: 1 if case.latent else 2]}
     slots = len(caches["k_cache"]) * case.page_size
     tokens = min(case.tokens, slots)
     mapping = torch.randperm(slots, generator=rng)[:tokens]
     mapping[torch.rand(tokens, generator=rng) < 0.2] = -1 - case.seed
+    if case.integers == torch.int32:
+        mapping = mapping.to(torch.int32)
+    given = {"slot_mapping": mapping.to(caches["k_cache"].device), "kv_layout": inputs["kv_layout"]}
+    for name in {f"{cache[0]}_scale" for cache in caches} & inputs.keys():
+        of_seqs = case.scales == "per_head, expanded" or case.scales.startswith("per_seq")
+        # a write knows nothing of sequences
+        given[name] = inputs[name][:1].nan_to_num(1.0) if of_seqs else inputs[name]
+    return caches, tokens, given
+
+
+def _dtype_of_new(case: Case) -> torch.dtype:
     kinds = torch.bfloat16, torch.float16, torch.float32
-    dtype = kinds[case.seed % 3] if is_fp8(case.dtype_of_cache) else case.dtype_of_cache
+    return kinds[case.seed % 3] if is_fp8(case.dtype_of_cache) else case.dtype_of_cache
+
+
+def run_write(case: Case, device: str = "cpu") -> None:
+    """The case's query tokens as new keys: each in a slot of its own, some skipped, some not a number; others stay."""
+    rng = torch.Generator().manual_seed(case.seed)
+    caches, tokens, given = _places(case, build(case, device), rng)
     widths = case.head_dim, case.value_width
     both = 100 * torch.randn(tokens, 2 * case.kv_heads, max(widths), generator=rng)
     both[torch.rand(both.shape, generator=rng) < 0.01] = torch.nan
-    parts = both.to(device, dtype).split(case.kv_heads, dim=1)
+    parts = both.to(device, _dtype_of_new(case)).split(case.kv_heads, dim=1)
     new = tuple(x[..., :width] for x, width in zip(parts, widths))
     if not case.strided:
         new = tuple(x.contiguous() for x in new)
     if case.latent:  # values lie in keys
         new = (new[0], None)
-    given: dict[str, Any] = {"slot_mapping": mapping.to(device), "kv_layout": inputs["kv_layout"]}
-    for name in {f"{cache[0]}_scale" for cache in caches} & inputs.keys():
-        of_seqs = case.scales == "per_head, expanded" or case.scales.startswith("per_seq")
-        # a write knows nothing of sequences
-        given[name] = inputs[name][:1].nan_to_num(1.0) if of_seqs else inputs[name]
-    if case.integers == torch.int32:
-        given["slot_mapping"] = given["slot_mapping"].to(torch.int32)
-
     if case.latent:
         given["v_cache"] = None
     before = {name: bits(cache).clone() for name, cache in caches.items()}
@@ -56,6 +76,80 @@ def run_write(case: Case, device: str = "cpu") -> None:
         same = _bytes(bits(cache)) == _bytes(before[name])
         assert same.all(-1)[~at].all(), f"{case.name}: {name} changed where nothing was to be written"
         _check_stored(f"{case.name}: {name}", cache, exact[name], at)
+
+
+def run_write_qkv(case: Case, device: str = "cpu") -> None:
+    """The case's query tokens as projections; norms, rotation, packing and q_out are drawn from its seed."""
+    rng, draw = torch.Generator().manual_seed(case.seed), random.Random(case.seed)
+    caches, tokens, given = _places(case, build(case, device), rng)
+    width, value_width = case.head_dim - (case.value_width if case.latent else 0), case.value_width
+    if not tokens or not width:  # latents without a part that is rotated
+        return
+    heads, kv_heads, dtype = case.heads, case.kv_heads, _dtype_of_new(case)
+    gap = 3 if case.strided else 0
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=rng).to(device)
+
+    sizes = (heads, width), (kv_heads, width), (kv_heads, value_width)
+    q, k, v = (normal(tokens, n, size + gap).to(dtype)[..., :size] for n, size in sizes)
+    packed = not case.latent and width == value_width and draw.random() < 0.5
+    qkv: Any = torch.cat([q, k, v], dim=1).flatten(1) if packed else (q, v, k) if case.latent else (q, k, v)
+    given |= _turned(draw, normal, tokens, width)
+    for name, size in (("q_norm", 0 if case.latent else width), ("k_norm", value_width if case.latent else width)):
+        if size and draw.random() < 0.5:
+            given[name] = normal(size).to(draw.choice([dtype, torch.float32]))
+    given |= dict(eps=draw.choice([1e-6, 1e-2]), norm_offset=draw.choice([0.0, 1.0]))
+    out = draw.choice([None, E4M3, E5M2])
+    if out is not None:
+        given |= dict(q_out=normal(tokens, heads, width + gap).to(out)[..., :width], q_scale=draw.choice([0.02, 1.5]))
+    v_cache = None if case.latent else caches["v_cache"]
+    exact = {name: torch.full_like(cache, torch.nan, dtype=torch.float64) for name, cache in caches.items()}
+    before = {name: bits(cache).clone() for name, cache in caches.items()}
+    plain = {name: x for name, x in given.items() if name != "q_out"}
+    want = reference.write_qkv(qkv, exact["k_cache"], exact.get("v_cache"), **plain)
+    got = paged_attn.write_qkv(qkv, caches["k_cache"], v_cache, **given, check=case.check or None)
+    check_nearest(f"{case.name}: queries", got, want)
+    for name, cache in caches.items():
+        at = ~exact[name].isnan()
+        same = _bytes(bits(cache)) == _bytes(before[name])
+        assert same.all(-1)[~at].all(), f"{case.name}: {name} changed where nothing was to be written"
+        largest = exact[name].nan_to_num().abs().max()
+        check_nearest(f"{case.name}: {name}", cache[at], exact[name][at], largest)
+
+
+def _turned(draw: random.Random, normal: Callable[..., Tensor], tokens: int, width: int) -> dict[str, Any]:
+    """Arguments of a rotary embedding of heads of `width` dims, or none."""
+    rotary_dim = draw.choice([0, *[size for size in (2, 16, width // 2 * 2) if 2 <= size <= width]])
+    if not rotary_dim:
+        return {}
+    how = draw.choice(["tokens", "positions", "sections"])
+    table = normal(tokens if how == "tokens" else 40, rotary_dim)
+    given: dict[str, Any] = dict(cos_sin=table.to(draw.choice([torch.float32, torch.bfloat16])))
+    given["interleaved"] = draw.random() < 0.5
+    if how != "tokens":
+        positions = [[draw.randrange(40) for _ in range(tokens)] for _ in range(3)]
+        given["positions"] = torch.tensor(positions if how == "sections" else positions[0], device=table.device)
+    if how == "sections":
+        ends = sorted(draw.randint(0, rotary_dim // 2) for _ in range(2))
+        given["mrope_sections"] = (ends[0], ends[1] - ends[0], rotary_dim // 2 - ends[1])
+    return given
+
+
+def check_nearest(
+    what: str, got: Tensor, exact: Tensor, largest: Tensor | None = None, at: Tensor | None = None
+) -> None:
+    """Assert that a result is the number nearest to the exact one, up to errors of float32 in the largest of its head.
+
+    largest: the magnitude of that one, if `exact` has no heads.  at: elements that are compared, None: all.
+    """
+    most = exact.abs().nan_to_num().amax(-1, keepdim=True) if largest is None else largest
+    if is_fp8(got.dtype):
+        exact = exact.clamp(-torch.finfo(got.dtype).max, torch.finfo(got.dtype).max)
+    found, wanted = got.double(), exact.to(got.dtype).double()
+    off = ~((found - exact).abs() <= (wanted - exact).abs() + 2.0**-20 * most)
+    off = off if at is None else off & at
+    assert not off.any(), f"{what}: {found[off][0]} for {exact[off][0]}; {int(off.sum())} of {off.numel()} are off"
 
 
 def _check_stored(what: str, got: Tensor, exact: Tensor, at: Tensor) -> None:

@@ -291,6 +291,18 @@ def _write(cache_dtype: torch.dtype, layout: str) -> None:
     paged_attn.write_kv(k, k, inputs["k_cache"], inputs["v_cache"], torch.arange(4), **scales)
 
 
+def _write_qkv(cache_dtype: torch.dtype, layout: str, interleaved: bool) -> None:
+    sizes = dict(query_lens=(4,), seq_lens=(4,), heads=32, kv_heads=8, head_dim=128)
+    inputs = build(Case("write", **sizes, dtype=torch.bfloat16, cache_dtype=cache_dtype, layout=layout))
+    qkv, weight = torch.zeros(4, 48 * 128, dtype=torch.bfloat16), torch.ones(128, dtype=torch.bfloat16)
+    scales = {name: inputs[name] for name in ("k_scale", "v_scale") if name in inputs}
+    angles: dict[str, Any] = dict(positions=torch.arange(4), cos_sin=torch.zeros(64, 128), interleaved=interleaved)
+    slots = torch.arange(4)
+    paged_attn.write_qkv(
+        qkv, inputs["k_cache"], inputs["v_cache"], slots, q_norm=weight, k_norm=weight, **angles, **scales
+    )
+
+
 def _merge() -> None:
     paged_attn.merge_states(torch.zeros(4, 8, 32, 128, dtype=torch.bfloat16), torch.zeros(4, 8, 32))
 
@@ -314,6 +326,8 @@ def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
     found["write"] = functools.partial(_write, torch.bfloat16, "NHD")
     found["write e4m3"] = functools.partial(_write, E4M3, "NHD")
     found["write packed e5m2"] = functools.partial(_write, E5M2, "x")
+    found["write qkv"] = functools.partial(_write_qkv, torch.bfloat16, "NHD", False)
+    found["write qkv pairs packed e4m3"] = functools.partial(_write_qkv, E4M3, "x", True)
     found["merge"] = _merge
     found["moved pages"] = functools.partial(_moved, 128)
     found["moved rows"] = functools.partial(_moved, 136)

@@ -138,6 +138,24 @@ class Scales(NamedTuple):
     value_stride_seq: Any = None
 
 
+class Norm(NamedTuple):
+    """RMS norm of each head: x / sqrt(mean(x^2) + eps) * (offset + weight)."""
+
+    weight: Any  # [dims of a head], contiguous
+    eps: Any
+    offset: Any
+
+
+class Rotary(NamedTuple):
+    """Angles of the rotary embedding."""
+
+    table: Any  # [length, 2 * pairs]: cosines, then sines; contiguous rows
+    stride: Any  # from row to row
+    length: Any = None  # comes with positions
+    positions: Any = None  # int32 or int64 [tokens], or [3, tokens] with sections; None: row t is of token t
+    positions_stride: Any = None  # from section to section; None: there are no sections
+
+
 class Scratch(NamedTuple):
     """Scratch for the states of cut blocks, and counters that decide which program joins them."""
 

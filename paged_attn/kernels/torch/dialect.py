@@ -9,9 +9,10 @@ from .attention import attend, words
 from .cache import layouts_of, write
 from .call import Call, Sizes, quiet
 from .pages import gather_pages, move_pages
+from .rotary_write import write_qkv
 from .state import join
 
-__all__ = ["attention", "gather_pages", "merge_states", "move_pages", "ways", "write"]
+__all__ = ["attention", "gather_pages", "merge_states", "move_pages", "ways", "write", "write_qkv"]
 
 TITLE = "plain torch"
 

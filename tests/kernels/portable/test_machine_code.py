@@ -171,6 +171,9 @@ def test_writing_keys_may_begin_before_the_launch_ahead_has_ended_and_waits_for_
     for facts in compiled("sm90", "write"):
         assert (facts["operations"].get("ACQBULK"), facts["operations"].get("PREEXIT")) == (1, 1)
         assert facts["before_waiting"] == []
+        if facts["variant"] == "write qkv":  # a thread holds both dims of a pair, and their weights and angles
+            assert (facts["operations"].get("BAR"), facts["shared"], facts["spilled"]) == (None, 0, 0)
+            assert facts["in_fours"]["STG.E.128"] == facts["operations"]["STG"] == 8
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")

@@ -1,0 +1,97 @@
+"""One call of write_qkv: found in the cache of calls, or checked and launched."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks.options import refused, unboxed
+from ..checks.projections import Projections, Rotation, check_projection_contents, check_projections, packed_shape
+from ..launching.platform import device_of
+from ..strides import settled
+from . import call_cache, checked
+from .untraced import untraced
+from .ways import way_of
+
+
+@untraced
+def fused_write(
+    qkv: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, others: tuple[Any, ...], options: tuple[Any, ...],
+    q_out: Any, check: bool | None, part: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Make a call of write_qkv; `others` are the Projections from positions to q_scale, `options` are the Rotation.
+
+    part: "keys": write queries and keys, and no values.
+    """
+    heads = _heads_of(qkv, v_cache)
+    in_place = q_out is heads[0] is not None  # the guard of kept calls takes no tensor twice
+    tensors = tuple([x for x in (*heads, k_cache, v_cache, slot_mapping, *others) if isinstance(x, Tensor)])
+    kv_layout, interleaved, sections, eps, norm_offset = options
+    form = (
+        "write_qkv", part, len(heads), heads[-1] is None, v_cache is None, in_place, q_out is None, options,
+        type(interleaved), type(eps), type(norm_offset), *call_cache.form_of_values(others),
+    )  # fmt: skip
+    if sections is not None:
+        form += call_cache.form_of_values(sections) if isinstance(sections, tuple) else (type(sections),)
+    if not (in_place or q_out is None):
+        tensors += (q_out,)
+    found, of = call_cache.again(form, tensors), None
+    if found is None:
+        of = call_cache.signature(form, tensors)
+        found = call_cache.find(form, tensors, of)
+    if found is None or (checked.by_default(found[0]) if check is None else check is not False):
+        return _fused_write_new(
+            (heads, k_cache, v_cache, slot_mapping, others), options, q_out, in_place, check, part, of
+        )
+    runs, addresses = found
+    made: tuple[Tensor, ...] = ()
+    if q_out is None:
+        q_out = _like_queries(heads, k_cache, kv_layout)
+        made = (q_out,)
+    if runs.kept is None:
+        runs.first(tensors + made)
+    else:
+        runs.again([*addresses, *[x.data_ptr() for x in made]] if made else addresses)
+    result: Tensor = q_out
+    return result
+
+
+def _fused_write_new(
+    given: tuple[Any, ...], options: tuple[Any, ...], q_out: Any, in_place: bool, check: bool | None,
+    part: str | None, of: call_cache.Signature | None,
+) -> Tensor:  # fmt: skip
+    """Check and launch a call, and keep its launch for calls of equal signature."""
+    heads, *caches, others = given
+    if len(heads) != 3:
+        raise refused("qkv", "one tensor or (q, k, v)", f"a tuple of {len(heads)}")
+    x = Projections._make((*heads, *caches, *unboxed(others), q_out))
+    host = Rotation._make(unboxed(options))
+    axes = check_projections(x, host)
+    device = device_of(x.q.device)
+    if checked.enabled(check, device):
+        check_projection_contents(axes, x)
+    if q_out is None:
+        q_out = _like_queries(heads, x.k_cache, host.kv_layout)
+    result: Tensor = q_out
+    if axes.tokens == 0:
+        return result
+    x = Projections._make([settled(y) for y in x._replace(q_out=None if in_place else q_out)])
+    runs = way_of(device).qkv_write_of(x, host, axes, device, part)
+    runs.first(tuple([y for y in x if isinstance(y, Tensor)]))
+    call_cache.keep(of, runs)
+    return result
+
+
+def _heads_of(qkv: Any, v_cache: Any) -> tuple[Any, ...]:
+    """(q, k, v) in the order of Projections: a packed tensor is (qkv, None, None), the latent is behind its k_rope."""
+    if not isinstance(qkv, (tuple, list)):
+        return qkv, None, None
+    return (qkv[0], qkv[2], qkv[1]) if v_cache is None and len(qkv) == 3 else (*qkv,)
+
+
+def _like_queries(heads: tuple[Any, ...], k_cache: Tensor, kv_layout: str) -> Tensor:
+    """A new tensor for the queries, [tokens, heads, head_dim] in the dtype of q."""
+    q = heads[0]
+    if heads[1] is not None:
+        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    return torch.empty(packed_shape(q, k_cache, kv_layout), dtype=q.dtype, device=q.device)

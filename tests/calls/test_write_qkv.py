@@ -1,0 +1,244 @@
+"""write_qkv against the reference: norms, rotations, layouts, formats, strides, skipped tokens, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_attn import reference, write_kv, write_qkv
+from paged_attn.calls import call_cache
+from tests.calls.test_write_kv import as_bytes, empty_caches
+from tests.support.cases import E4M3, E5M2
+from tests.support.other_calls import check_nearest
+
+HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+SLOTS = [9, -1, 0, 14, -(2**40), 7]  # of 5 pages of 3 slots
+
+
+class Call(NamedTuple):
+    """A call: 6 tokens, of which two are skipped."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    value_dim: int | None = None  # None: head_dim
+    rotary_dim: int | None = 32  # None: no rotary embedding
+    dtype: torch.dtype = BF16
+    cache: torch.dtype | None = None  # None: dtype
+    layout: str = "NHD"
+    packed: bool = True
+    interleaved: bool = False
+    norms: str = "qk"
+    offset: float = 0.0
+    table: torch.dtype = F32
+    positions: str = "of tokens"  # "none", "sections"
+    out: torch.dtype | None = None  # None: a new tensor
+    per_head: bool = False  # scales
+    integers: torch.dtype = torch.int64
+    wide: bool = False  # gaps between heads and tokens
+
+
+CALLS = {
+    "packed, all of a head": Call(),
+    "parts, half of a head": Call(packed=False, rotary_dim=16, dtype=HALF, table=HALF, wide=True),
+    "pairs": Call(interleaved=True, dtype=F32, integers=torch.int32),
+    "pairs, some of a head of 24": Call(interleaved=True, rotary_dim=12, head_dim=24, norms="k", table=BF16),
+    "halves, some of a head of 33": Call(head_dim=33, rotary_dim=20, offset=1.0, packed=False, wide=True),
+    "one pair of a head of 5": Call(head_dim=5, rotary_dim=2, heads=3, kv_heads=3, layout="HND"),
+    "a row of the table for each token": Call(positions="none", norms=""),
+    "sections": Call(positions="sections", norms="q", rotary_dim=24),
+    "sections of pairs": Call(positions="sections", interleaved=True, rotary_dim=24, norms=""),
+    "norms alone": Call(rotary_dim=None, layout="HND", dtype=F32),
+    "nothing but the write": Call(rotary_dim=None, norms=""),
+    "x-packed": Call(layout="x", head_dim=48),
+    "x-packed e4m3": Call(layout="x", cache=E4M3, head_dim=64, rotary_dim=32, per_head=True),
+    "e4m3, queries as well": Call(cache=E4M3, out=E4M3, dtype=HALF, per_head=True),
+    "e5m2, queries in e4m3": Call(cache=E5M2, out=E4M3, dtype=F32, heads=6, kv_heads=2, layout="HND"),
+    "values of another width": Call(packed=False, value_dim=16, cache=E4M3),
+    "40 heads of 80, one KV head": Call(heads=40, kv_heads=1, head_dim=80, rotary_dim=80),
+}
+
+
+def caches_of(call: Call, device: str) -> tuple[Tensor, Tensor]:
+    """Caches of random bytes: what is not written has to stay."""
+    x = 16 if call.cache is not None else 8
+    k, v = empty_caches(call.layout, call.cache or call.dtype, 5, 3, call.kv_heads, call.head_dim, device, x)
+    return k, v if call.value_dim is None else v[..., : call.value_dim]
+
+
+def heads_of(call: Call, device: str) -> Tensor | Sequence[Tensor]:
+    """Random queries, keys and values of 6 tokens; those of a skipped token are NaN in keys and values."""
+    width, kv = call.head_dim, call.kv_heads
+    room = (6, (call.heads + 2 * kv) * (2 if call.wide else 1) + call.wide, width + 8 * call.wide)
+    x = (2 * torch.randn(room, device=device)).to(call.dtype)
+    x[1, call.heads * (2 if call.wide else 1) :] = torch.nan  # token 1 is skipped
+    if call.packed:
+        return x.flatten(1)
+    parts = [
+        y[..., :width] for y in x[:, :: 2 if call.wide else 1][:, : call.heads + 2 * kv].split([call.heads, kv, kv], 1)
+    ]
+    return (*parts[:2], parts[2][..., : call.value_dim])
+
+
+def options_of(call: Call, device: str) -> dict[str, Any]:
+    given: dict[str, Any] = dict(kv_layout="HND" if call.layout == "HND" else "NHD")
+    if call.rotary_dim is not None:
+        angles = 6.3 * torch.rand(6 if call.positions == "none" else 11, call.rotary_dim // 2, device=device)
+        given |= dict(cos_sin=torch.cat([angles.cos(), angles.sin()], 1).to(call.table), interleaved=call.interleaved)
+        pos = torch.tensor([[10, 2**31 - 1, 0, 3, -5, 7], [0, 1, 2, 3, 4, 5], [9, 9, 1, 8, 0, 2]], device=device)
+        if call.positions == "sections":
+            given |= dict(positions=pos.to(call.integers), mrope_sections=(3, call.rotary_dim // 2 - 5, 2))
+        elif call.positions == "of tokens":
+            given |= dict(positions=pos[0].to(call.integers))
+    for name in call.norms:
+        given[f"{name}_norm"] = torch.randn(call.head_dim, device=device).to(F32 if name == "q" else call.dtype)
+    if call.norms:
+        given |= dict(eps=1e-2, norm_offset=call.offset)
+    if call.cache is not None:
+        of_heads = torch.linspace(0.03, 0.3, call.kv_heads, device=device)
+        given |= (
+            dict(k_scale=of_heads, v_scale=of_heads.flip(0)[None])
+            if call.per_head
+            else dict(k_scale=0.02, v_scale=torch.full((1,), 0.3, device=device))
+        )
+    if call.out is not None:
+        given["q_out"] = torch.zeros(6, call.heads, call.head_dim, device=device).to(call.out)
+        given["q_scale"] = given["k_scale"] if call.per_head else 0.04
+    return given
+
+
+def stored(cache: Tensor, layout: str) -> Tensor:
+    """A cache as [pages, page_size, kv_heads, dims]."""
+    if cache.ndim == 5:
+        return cache.permute(0, 3, 1, 2, 4).flatten(3)
+    return cache.permute({"NHD": (0, 1, 2, 3), "HND": (0, 2, 1, 3), "x": (0, 3, 1, 2)}[layout])
+
+
+def check(call: Call, qkv: Any, given: dict[str, Any], device: str, slots: Sequence[int] = SLOTS) -> Tensor:
+    """Make a call and compare results, slots that are written and slots that are not."""
+    mapping = torch.tensor(slots, device=device).to(call.integers if min(slots) > -(2**31) else torch.int64)
+    caches = caches_of(call, device)
+    before = [x.clone() for x in caches]
+    exact = [torch.zeros_like(x, dtype=torch.float64) for x in caches]
+    without = {name: x for name, x in given.items() if name != "q_out"}
+    queries = reference.write_qkv(qkv, *exact, mapping, **without)
+    written = torch.zeros(15, dtype=torch.bool, device=device)
+    written[mapping[mapping >= 0]] = True
+    got = write_qkv(qkv, *caches, mapping, **given)
+    check_nearest("queries", got, queries)
+    for name, cache, was, wanted in zip("kv", caches, before, exact, strict=True):
+        now, was, wanted = (stored(x, call.layout).flatten(0, 1) for x in (cache, was, wanted))
+        check_nearest(f"{name}_cache", now, wanted, at=written[:, None, None].expand(now.shape))
+        assert torch.equal(as_bytes(now)[~written], as_bytes(was)[~written]), (
+            f"{name}_cache changed where nothing was to be written"
+        )
+    return got
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_does_what_the_reference_does(name: str, device: str) -> None:
+    """Twice, for the second call is a kept one."""
+    call = CALLS[name]
+    qkv, given = heads_of(call, device), options_of(call, device)
+    call_cache.clear()
+    first, again = (check(call, qkv, given, device).clone() for _ in range(2))
+    assert torch.equal(as_bytes(first), as_bytes(again))
+    assert first.dtype == (call.out or call.dtype)
+
+
+@pytest.mark.parametrize("name", ["packed, all of a head", "parts, half of a head", "pairs, some of a head of 24"])
+def test_queries_may_be_rotated_in_place(name: str, device: str) -> None:
+    call = CALLS[name]
+    given = options_of(call, device)
+    call_cache.clear()
+    for _ in range(3):
+        qkv = heads_of(call, device)
+        copy = qkv.clone() if call.packed else tuple([x.clone() for x in qkv])
+        q = qkv[:, : call.heads * call.head_dim].view(6, call.heads, call.head_dim) if call.packed else qkv[0]
+        others = qkv[:, call.heads * call.head_dim :].clone() if call.packed else qkv[1].clone()
+        caches, theirs = caches_of(call, device), caches_of(call, device)
+        slots = torch.tensor(SLOTS, device=device)
+        assert write_qkv(qkv, *caches, slots, **given, q_out=q) is q
+        assert torch.equal(as_bytes(q), as_bytes(write_qkv(copy, *theirs, slots, **given)))
+        now = qkv[:, call.heads * call.head_dim :] if call.packed else qkv[1]
+        assert torch.equal(as_bytes(now), as_bytes(others))
+
+
+def test_without_norm_and_rotation_it_is_write_kv_bit_by_bit(device: str) -> None:
+    call = CALLS["nothing but the write"]
+    qkv, slots = heads_of(call, device), torch.tensor(SLOTS, device=device)
+    caches, theirs = caches_of(call, device), caches_of(call, device)
+    for mine, other in zip(caches, theirs):
+        other.copy_(mine)
+    q, k, v = qkv.view(6, -1, call.head_dim).split([call.heads, call.kv_heads, call.kv_heads], dim=1)
+    assert torch.equal(as_bytes(write_qkv(qkv, *caches, slots)), as_bytes(q.contiguous()))
+    write_kv(k, v, *theirs, slots)
+    assert all(torch.equal(as_bytes(x), as_bytes(y)) for x, y in zip(caches, theirs))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of infinity times 0 in the interpreter
+def test_a_nan_of_one_head_stays_in_its_head(device: str) -> None:
+    call = CALLS["packed, all of a head"]
+    qkv, given = heads_of(call, device), options_of(call, device)
+    caches, slots = caches_of(call, device), torch.arange(6, device=device)
+    qkv = qkv.nan_to_num()
+    qkv[2, call.head_dim + 3] = torch.nan  # token 2, query head 1
+    qkv[3, call.heads * call.head_dim] = torch.inf  # token 3, KV head 0
+    q = write_qkv(qkv, *caches, slots, **given)
+    assert q.isnan().any(-1).nonzero().tolist() == [[2, 1]]
+    keys = caches[0].flatten(0, 1)[:6]
+    assert keys.isnan().any(-1).nonzero().tolist() == [[3, 0]]
+    assert not caches[1].flatten(0, 1)[:6].isnan().any()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_no_tokens_write_nothing(packed: bool, device: str) -> None:
+    call = Call(packed=packed)
+    qkv, given = heads_of(call, device), options_of(call, device)
+    qkv = qkv[:0] if packed else tuple([x[:0] for x in qkv])
+    given["positions"] = given["positions"][:0]
+    caches = caches_of(call, device)
+    before = [as_bytes(x).clone() for x in caches]
+    q = write_qkv(qkv, *caches, torch.zeros(0, dtype=torch.int32, device=device), **given)
+    assert q.shape == (0, 4, 32)
+    assert all(torch.equal(as_bytes(x), y) for x, y in zip(caches, before))
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("cache_dtype", [BF16, E4M3], ids=str)
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_latents_are_normed_and_written_before_their_rotated_part(
+    layout: str, cache_dtype: torch.dtype, interleaved: bool, device: str
+) -> None:
+    q, k_rope = (torch.randn(5, heads, 16, device=device).to(BF16) for heads in (6, 1))
+    latent, weight = torch.randn(5, 1, 48, device=device).to(BF16), torch.randn(48, device=device).to(BF16)
+    angles, slots = torch.rand(9, 8, device=device), torch.tensor([3, 0, -1, 11, 5], device=device)
+    shape = (3, 4, 1, 64) if layout == "NHD" else (3, 1, 4, 64)
+    cache = torch.zeros(shape, device=device).to(cache_dtype)
+    exact = torch.zeros(shape, dtype=torch.float64, device=device)
+    given: dict[str, Any] = dict(
+        cos_sin=torch.cat([angles.cos(), angles.sin()], 1), positions=torch.tensor([3, 8, 0, 1, 1], device=device),
+        k_norm=weight, interleaved=interleaved, kv_layout=layout, k_scale=0.02 if cache_dtype == E4M3 else None,
+    )  # fmt: skip
+    want = reference.write_qkv((q, latent, k_rope), exact, None, slots, **given)
+    for _ in range(2):
+        check_nearest("queries", write_qkv((q, latent, k_rope), cache, None, slots, **given), want)
+        check_nearest("cache", cache, exact)
+
+
+def test_a_score_depends_on_the_distance_of_two_positions_alone(device: str) -> None:
+    q, k = torch.randn(2, 1, 1, 8, device=device).expand(2, 2, 1, 8)
+    angles = torch.arange(50, device=device)[:, None] * torch.tensor([1.0, 0.5, 0.1, 0.01], device=device)
+    table, slots = torch.cat([angles.cos(), angles.sin()], 1), torch.tensor([0, 1], device=device)
+    scores = []
+    for at in (0, 7, 40):
+        k_cache, v_cache = torch.zeros(2, 2, 1, 1, 8, device=device)
+        there = torch.tensor([at, at + 5], device=device)
+        rotated = write_qkv((q, k, k), k_cache, v_cache, slots, positions=there, cos_sin=table)
+        scores.append((rotated[1] * k_cache[0, 0]).sum())
+    assert (torch.stack(scores) - scores[0]).abs().max() < 1e-4
+    assert (scores[0] - (q[0] * k[0]).sum()).abs() > 1e-2
