@@ -19,7 +19,7 @@ except ModuleNotFoundError as missing:
         raise
     raise SystemExit(f"the benchmark needs {missing.name}: pip install rich matplotlib") from None
 
-from benchmarks import cliffs, measure, options, runner, traces, warm
+from benchmarks import cliffs, measure, options, runner, traces, warm, writes
 from benchmarks.peers import OURS, PEERS
 from benchmarks.suites import SUITES
 from tests.support.cases import Case
@@ -70,6 +70,10 @@ def run(asked: argparse.Namespace) -> None:
         everything.append(done)
         _print(done, console)
         failed += sum(OURS in result["skipped"] for result in done["results"])
+    if "writes" in asked.suites:
+        everything.append(writes.run(rounds, output, asked.quick, lambda line: console.print(line, markup=False)))
+        _print(everything[-1], console)
+        failed += sum(OURS in result["skipped"] for result in everything[-1]["results"])
     if "cliffs" in asked.suites:
         everything.append(_cliffs(asked.quick, rounds, output, console))
     _draw(output, console)
@@ -86,7 +90,7 @@ def _suites(asked: argparse.Namespace) -> Iterator[tuple[str, Sequence[Case], di
             for cut in traces.cuts(asked.trace, *((200, 2) if asked.quick else ())):
                 about = dict(trace=traces.source(asked.trace), steps=cut.steps, dropped_requests=cut.dropped)
                 yield cut.suite, cut.cases, about
-        elif suite != "cliffs":
+        elif suite not in ("cliffs", "writes"):
             cases = SUITES[suite]
             yield suite, cases[:: -(-len(cases) // QUICK_CASES)] if asked.quick else cases, {}
 

@@ -63,6 +63,11 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
     table = torch.arange(BATCH + 1, dtype=torch.int32, device=device) * (KEYS // 16), batch[3].flatten()
     starts, out = torch.arange(BATCH + 1, dtype=torch.int32, device=device), torch.empty_like(q)
     new_k, new_v = torch.zeros(2, BATCH, 8, 128, dtype=torch.bfloat16, device=device)
+    qkv = torch.zeros(BATCH, 48 * 128, dtype=torch.bfloat16, device=device)
+    weights = torch.ones(2, 128, device=device).unbind()
+    angles = torch.zeros(BATCH, 128, device=device)
+    rotary: dict[str, Any] = dict(positions=torch.arange(BATCH, device=device), cos_sin=angles)
+    rotary |= dict(zip(("q_norm", "k_norm"), weights))
     slots, bounds = torch.arange(BATCH, device=device), {"max_seqlen_q": 1, "max_seqlen_k": KEYS}
     attend: Callable[..., object] = paged_attn.paged_attention
     operator = torch.ops.paged_attn.attention.default
@@ -80,6 +85,7 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
         "operator decode": lambda: operator(*batch, None, out),
         "operator ragged": lambda: operator(*batch, starts, out),
         "write_kv": lambda: paged_attn.write_kv(new_k, new_v, k, v, slots),
+        "write_qkv": lambda: paged_attn.write_qkv(qkv, k, v, slots, **rotary, q_out=out),
     }
 
 

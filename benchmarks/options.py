@@ -16,7 +16,7 @@ PEERS = (
     "paged-attn", "default mode", "sdpa cudnn", "sdpa flash", "cudnn paged", "flashinfer fa2", "flashinfer fa3",
     "vllm triton", "flashmla",
 )  # fmt: skip
-ALL = (*SUITES, "trace")
+ALL = (*SUITES, "trace", "writes")
 ABOUT = """Every case of a suite with every peer that can do it: a table, JSON and pictures.  Needs a GPU.
 
 `python -m benchmarks`, `make bench` and, from a checkout, `paged-attn bench` are this.

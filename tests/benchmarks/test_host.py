@@ -31,4 +31,4 @@ def test_host_time_is_measured_without_a_device(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.host", "--stub", "--calls", "20", "--output", str(output)]
     subprocess.run(command, cwd=Path(__file__).parents[2], check=True, capture_output=True, timeout=3600)
     found = json.loads(output.read_text())["host_us"]
-    assert {name.split()[0] for name in found} == {"eager", "launch", "operator", "write_kv"}
+    assert {name.split()[0] for name in found} == {"eager", "launch", "operator", "write_kv", "write_qkv"}

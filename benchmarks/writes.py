@@ -1,0 +1,268 @@
+"""The suite `writes`: norms of queries and keys, rotary embedding and the write, in one launch or in many.
+
+A peer takes a Write and its tensors and returns a call; tensors that the call writes are its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import paged_attn
+from benchmarks import measure, runner
+from benchmarks.peers import OURS
+from benchmarks.peers.cannot import Cannot
+
+HEADS, KV_HEADS, HEAD_DIM, PAGE, EPS = 32, 8, 128, 16, 1e-6
+TOKENS = (1, 64, 4096, 16384)
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+LONGEST = 32768  # rows of the table of angles
+AGREE = 4e-2  # relative error in 2-norm: e4m3 has 4 bits, which differ where peers round the norm's result first
+SCALE = 1 / 16
+
+
+class Write(NamedTuple):
+    """One case: tokens of a step, and the dtype of the cache."""
+
+    tokens: int
+    cache: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return f"{self.tokens} tokens, {str(self.cache).removeprefix('torch.')} cache"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that have to move: projections in, queries and slots out, a row of angles and two ids a token."""
+        read = (HEADS + 2 * KV_HEADS) * HEAD_DIM * 2 + HEAD_DIM * 4 + 16
+        return self.tokens * (read + HEADS * HEAD_DIM * 2 + 2 * KV_HEADS * HEAD_DIM * self.cache.itemsize)
+
+    @property
+    def operations(self) -> int:
+        """Operations of norm and rotation: a square, a sum, two products and three operations of a pair an element."""
+        return self.tokens * (HEADS + KV_HEADS) * HEAD_DIM * 7
+
+
+CASES = tuple([Write(tokens, cache) for cache in (BF16, E4M3) for tokens in TOKENS])
+
+
+class Inputs(NamedTuple):
+    """What all peers of a case get."""
+
+    qkv: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+    cos_sin: Tensor
+    positions: Tensor
+    slots: Tensor
+    pages: int
+
+
+class Written(NamedTuple):
+    """What a call leaves."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+
+
+Call = Callable[[], Tensor]  # returns the queries
+Peer = Callable[[Write, Inputs, tuple[Tensor, Tensor]], Call]
+
+
+def inputs_of(case: Write, device: str) -> Inputs:
+    """Random projections; positions of sequences of up to 4096 tokens; slots in random pages."""
+    pages = -(-case.tokens // PAGE)
+    angles = torch.arange(LONGEST)[:, None] * 10000.0 ** -(torch.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))
+    order = torch.randperm(pages)[:, None] * PAGE + torch.arange(PAGE)
+    q_norm, k_norm = torch.rand(2, HEAD_DIM, device=device).to(BF16)
+    return Inputs(
+        torch.randn(case.tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM, device=device).to(BF16),
+        q_norm,
+        k_norm,
+        torch.cat([angles.cos(), angles.sin()], dim=1).to(device),
+        (torch.arange(case.tokens) % 4096).to(device),
+        order.flatten()[: case.tokens].to(device),
+        pages,
+    )
+
+
+def caches_of(case: Write, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """An empty K and V cache, NHD."""
+    shape = (2, inputs.pages, PAGE, KV_HEADS, HEAD_DIM)
+    k_cache, v_cache = torch.zeros(shape, device=inputs.qkv.device).to(case.cache)
+    return k_cache, v_cache
+
+
+def scales_of(case: Write) -> dict[str, Any]:
+    return {} if case.cache == BF16 else {"k_scale": SCALE, "v_scale": SCALE}
+
+
+def ours(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
+    named: dict[str, Any] = dict(positions=x.positions, cos_sin=x.cos_sin, q_norm=x.q_norm, k_norm=x.k_norm, eps=EPS)
+    out = torch.empty(case.tokens, HEADS, HEAD_DIM, dtype=BF16, device=x.qkv.device)
+    named |= scales_of(case)
+    return lambda: paged_attn.write_qkv(x.qkv, *caches, x.slots, **named, q_out=out)
+
+
+def split(qkv: Tensor) -> tuple[Tensor, ...]:
+    """Views of queries, keys and values, [tokens, heads or kv_heads, head_dim]."""
+    return qkv.unflatten(1, (-1, HEAD_DIM)).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+
+
+def norm_and_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RMS norm, rounded to 16 bits as separate operators of models do, then the rotation of halves."""
+    wide = x.float()
+    wide = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
+    a, b = wide.float().chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+def compiled(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
+    """torch.compile's norm and rotary embedding, and write_kv behind them."""
+
+    def before(x: Inputs) -> tuple[Tensor, Tensor]:
+        q, k, _ = split(x.qkv)
+        cos, sin = (part[:, None] for part in x.cos_sin[x.positions].chunk(2, dim=-1))
+        return norm_and_rotate(q, x.q_norm, cos, sin), norm_and_rotate(k, x.k_norm, cos, sin)
+
+    function, v, named = torch.compile(before, fullgraph=True), split(x.qkv)[2], scales_of(case)
+
+    def call() -> Tensor:
+        q, k = function(x)
+        paged_attn.write_kv(k, v, *caches, x.slots, **named)
+        return q
+
+    return call
+
+
+def flashinfer(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
+    """FlashInfer's norm of queries and of keys; over e4m3 its fused rotary embedding, quantisation and append.
+
+    The fused kernel also quantises queries, which moves half of their bytes.
+    """
+    import flashinfer
+
+    q, k, v = split(x.qkv)
+    indptr = torch.tensor([0, x.pages], dtype=torch.int32, device=q.device)
+    indices = (x.slots[::PAGE] // PAGE).int()  # one sequence of all tokens, in the order of its pages
+    batch, place = torch.zeros_like(x.slots).int(), torch.arange(case.tokens, device=q.device).int()
+    if case.cache == BF16:
+        last = torch.tensor([case.tokens - (x.pages - 1) * PAGE], dtype=torch.int32, device=q.device)
+
+        def append() -> Tensor:
+            rows_q = flashinfer.norm.rmsnorm(q.reshape(-1, HEAD_DIM), x.q_norm, EPS).view(case.tokens, -1)
+            rows_k = flashinfer.norm.rmsnorm(k.reshape(-1, HEAD_DIM), x.k_norm, EPS).view(case.tokens, -1)
+            flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(x.positions, rows_q, rows_k, HEAD_DIM, x.cos_sin)
+            rows_k = rows_k.view(-1, KV_HEADS, HEAD_DIM)
+            flashinfer.page.append_paged_kv_cache(rows_k, v, batch, place, caches, indices, indptr, last)
+            return rows_q.view(-1, HEADS, HEAD_DIM)
+
+        return append
+
+    def fused() -> Tensor:
+        rows_q = flashinfer.norm.rmsnorm(q.reshape(-1, HEAD_DIM), x.q_norm, EPS).view(-1, HEADS, HEAD_DIM)
+        rows_k = flashinfer.norm.rmsnorm(k.reshape(-1, HEAD_DIM), x.k_norm, EPS).view(-1, KV_HEADS, HEAD_DIM)
+        out, _ = flashinfer.rope.rope_quantize_fp8_append_paged_kv_cache(
+            rows_q, rows_k, None, None, v, x.cos_sin, x.positions.int(), caches, indices, indptr, batch, place,
+            quantize_dtype=E4M3, quant_scale_kv=1 / SCALE, page_size=PAGE,
+        )  # fmt: skip
+        queries: Tensor = out
+        return queries
+
+    return fused
+
+
+def sglang(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
+    """SGLang's rotary embedding that writes the cache, behind its norm; of 16 bits only."""
+    if case.cache != BF16:
+        raise Cannot("writes a cache of 16 bits only")
+    from sgl_kernel import FusedSetKVBufferArg, apply_rope_with_cos_sin_cache_inplace, rmsnorm
+
+    q, k, v = split(x.qkv)
+    k_rows, v_rows = (cache.view(-1, KV_HEADS * HEAD_DIM) for cache in caches)
+
+    def call() -> Tensor:
+        rows_q = rmsnorm(q.reshape(-1, HEAD_DIM), x.q_norm, EPS).view(case.tokens, -1)
+        rows_k = rmsnorm(k.reshape(-1, HEAD_DIM), x.k_norm, EPS).view(case.tokens, -1)
+        written = FusedSetKVBufferArg(
+            value=v.reshape(case.tokens, -1), k_buffer=k_rows, v_buffer=v_rows, k_scale=None, v_scale=None,
+            cache_loc=x.slots,
+        )  # fmt: skip
+        apply_rope_with_cos_sin_cache_inplace(
+            x.positions, rows_q, rows_k, HEAD_DIM, x.cos_sin, fused_set_kv_buffer_arg=written
+        )
+        return rows_q.view(-1, HEADS, HEAD_DIM)
+
+    return call
+
+
+PEERS: dict[str, Peer] = {OURS: ours, "torch.compile": compiled, "flashinfer": flashinfer, "sglang": sglang}
+
+
+def error_of(got: Written, want: Written) -> float:
+    """The largest relative error of queries, keys and values, in 2-norm."""
+    pairs = [(x.double(), y.double()) for x, y in zip(got, want)]
+    return max(float((x - y).norm() / y.norm()) for x, y in pairs)
+
+
+def agreeing(case: Write, x: Inputs, peers: Mapping[str, Peer]) -> Iterator[tuple[str, Call | str, float]]:
+    """(peer, its call or why it has none, its error against the library) of each peer."""
+    want: Written | None = None
+    for name, peer in peers.items():
+        caches = caches_of(case, x)
+        try:
+            call = peer(case, x, caches)
+            got = Written(call(), *caches)
+        except Cannot as reason:
+            yield name, str(reason), 0.0
+            continue
+        except Exception as reason:  # a peer may fail in any way; the run goes on and says so
+            yield name, f"{type(reason).__name__}: {runner.first_line(reason)}", 0.0
+            continue
+        if want is None:
+            if name != OURS:
+                yield name, f"nothing to compare with: {OURS} failed", 0.0
+                continue
+            want = Written(*[y.clone() for y in got])
+        error = error_of(got, want)
+        yield name, call if error <= AGREE else f"differs from {OURS}: relative error {error:.2g}", error
+
+
+def measured(case: Write, rounds: int, device: str, peers: Mapping[str, Peer] = PEERS) -> dict[str, Any]:
+    """Seconds of every peer that does the case as the library does it; the others with the reason why not."""
+    calls: dict[str, Call] = {}
+    errors, skipped = {}, {}
+    for name, call, error in agreeing(case, inputs_of(case, device), peers):
+        if isinstance(call, str):
+            skipped[name] = call
+        else:
+            calls[name], errors[name] = call, error
+    graphs = {name: measure.capture(call) for name, call in calls.items()} if OURS in calls else {}
+    times = measure.samples(graphs, rounds) if graphs else {}
+    seconds = {name: statistics.median(x) for name, x in times.items()}
+    spread = {name: measure.spread(x) for name, x in times.items()}
+    calls.clear()
+    graphs.clear()
+    gc.collect()
+    work = {"bytes": case.bytes, "operations": case.operations}
+    return {"case": case.name, **work, "seconds": seconds, "spread": spread, "errors": errors, "skipped": skipped}
+
+
+def run(rounds: int, output: Path, quick: bool, shown: Callable[[str], object]) -> dict[str, Any]:
+    """Measure the suite; the JSON is whole after every case."""
+    about: dict[str, Any] = {"suite": "writes", **runner.versions(), "ceilings": measure.ceilings(), "rounds": rounds}
+    about["results"] = []
+    cases = CASES[1::4] if quick else CASES
+    for number, case in enumerate(cases, 1):
+        about["results"].append(measured(case, rounds, runner.device()))
+        about |= {"totals": runner.totals(about["results"]), "losses": runner.losses(about["results"])}
+        runner.write(about, output)
+        shown(f"writes {number}/{len(cases)}  {runner.summary(about['results'][-1])}")
+    return about

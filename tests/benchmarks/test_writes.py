@@ -1,0 +1,46 @@
+"""The suite `writes`: peers are compared before they are timed, and the JSON is that of any suite."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import __main__ as bench
+from benchmarks import writes
+from benchmarks.peers import OURS
+from benchmarks.writes import BF16, E4M3, Write
+
+
+def test_the_cases_and_their_bytes() -> None:
+    assert {(case.tokens, case.cache) for case in writes.CASES} == {(n, x) for n in writes.TOKENS for x in (BF16, E4M3)}
+    ids, angles = 16, 512
+    assert Write(1, BF16).bytes == 2 * (48 + 32 + 16) * 128 + ids + angles
+    assert Write(64, E4M3).bytes == 64 * (2 * (48 + 32) * 128 + 16 * 128 + ids + angles)
+
+
+def wrong(*args: Any) -> Any:
+    call = writes.ours(*args)
+    return lambda: call() * 1.1
+
+
+@pytest.mark.usefixtures("timeless")
+def test_a_run_compares_and_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(writes, "CASES", (Write(2, BF16), Write(18, E4M3)) * 2)  # of which --quick has one of four
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setitem(writes.PEERS, "wrong", wrong)
+    bench.main(["writes", "--quick", "--output", str(tmp_path)])
+    kept = json.loads((tmp_path / "writes.json").read_text())
+    (result,) = kept["results"]
+    assert result["case"] == "18 tokens, float8_e4m3fn cache"
+    assert list(result["seconds"]) == [OURS, "torch.compile"]
+    assert 0 < result["errors"]["torch.compile"] < writes.AGREE
+    assert "relative error 0.1" in result["skipped"]["wrong"]
+    assert result["skipped"].keys() >= {"flashinfer", "sglang"}
+    assert kept["totals"]["torch.compile"]["factor"] == pytest.approx(2.0)
+    assert "writes 1/1  18 tokens" in capsys.readouterr().out
