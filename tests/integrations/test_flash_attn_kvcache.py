@@ -273,3 +273,33 @@ def test_fp8_queries_and_keys_are_turned() -> None:
     keys, values = k_cache[0, :6].double(), v_cache[0, :6].double()
     wanted = attention(turned_q.double(), keys, values, causal=True)[0]
     torch.testing.assert_close(out[0].double(), wanted, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("new, interleaved", [(1, True), (3, False)])
+def test_rotation_and_write_are_one_call_where_queries_and_new_keys_are_alike(
+    new: int, interleaved: bool, cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second sequence is padding; the third has no room for its last keys."""
+    q, k, v = (torch.randn(3, new, heads, 16) for heads in (4, 2, 2))
+    caches = torch.randn(2, 12, 4, 2, 16).to(cache_dtype)
+    table, lens = torch.randperm(12).view(3, 4).int(), torch.tensor([5, -1, 14], dtype=torch.int32)
+    cos, sin = torch.rand(2, 20, 4)
+    more = dict(k_descale=0.02, v_descale=0.03) if cache_dtype != torch.float32 else {}
+
+    def called() -> tuple[Tensor, Tensor, Tensor]:
+        k_cache, v_cache = caches.clone()
+        out = flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cos, sin, lens, block_table=table, causal=True, rotary_interleaved=interleaved,
+            **more,
+        )  # fmt: skip
+        return out, k_cache.float(), v_cache.float()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kvcache, "rotate", lambda *_: pytest.fail("queries and keys were rotated apart"))
+        fused = called()
+    with monkeypatch.context() as patch:
+        patch.setattr(kvcache, "_fuses", lambda *_: False)
+        apart = called()
+    for one, other in zip(fused, apart):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

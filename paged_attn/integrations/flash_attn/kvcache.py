@@ -158,30 +158,43 @@ def _append(
     added = k.shape[1] if starts_new is None else int32(starts_new[1:] - starts_new[:-1])
     if starts_new is None:
         k, v = k.flatten(0, 1), v.flatten(0, 1)
+    # a token without room is not written, so no query may see it
+    room = table.shape[1] * k_cache.shape[1]
+    lens = torch.where(cached < 0, 0, (cached + added).clamp(max=room))
+    slots = _slots(new, cached, table, k_cache.shape[1])
     cos, sin = given.get("rotary_cos"), given.get("rotary_sin")
+    scales = {f"{x}_scale": scale(given.get(f"{x}_descale"), cache) for x, cache in (("k", k_cache), ("v", v_cache))}
     if cos is not None and sin is not None:
         start = cached if given.get("rotary_seqlens") is None else given["rotary_seqlens"]
         interleaved = bool(given.get("rotary_interleaved", True))
-        k = rotate(k, start[new.seq] + new.place, cos, sin, interleaved)
-        at = _tokens(starts, seqs, q if starts is not None else q.view(seqs, len_q or 0, *q.shape[1:]))
         local = bool(given.get("causal", False) or given.get("attention_chunk")) or window_of(given) != (-1, -1)
+        position = start[new.seq] + new.place
+        alike = starts is None and starts_new is None and len_q == added and (local or len_q == 1)
+        if alike and _fuses(q, k, v, cos, scales):
+            table_rows = rows_of(position, cos, sin)
+            options = dict(cos_sin=table_rows, interleaved=interleaved, **scales)
+            return paged_attn.write_qkv((q, k, v), k_cache, v_cache, slots, **options), lens
+        k = rotate(k, position, cos, sin, interleaved)
+        at = _tokens(starts, seqs, q if starts is not None else q.view(seqs, len_q or 0, *q.shape[1:]))
         q = rotate(q, start[at.seq] + at.place if local else start[at.seq], cos, sin, interleaved)
-    k, k_scale = _stored("k", k, given.get("k_descale"), k_cache, new.seq)
-    v, v_scale = _stored("v", v, given.get("v_descale"), v_cache, new.seq)
-    slots = _slots(new, cached, table, k_cache.shape[1])
+    k, k_scale = _stored("k", k, scales["k_scale"], k_cache, new.seq)
+    v, v_scale = _stored("v", v, scales["v_scale"], v_cache, new.seq)
     paged_attn.write_kv(k, v, k_cache, v_cache, slots, k_scale=k_scale, v_scale=v_scale)
-    # a token without room was not written, so no query may see it
-    room = table.shape[1] * k_cache.shape[1]
-    return q, torch.where(cached < 0, 0, (cached + added).clamp(max=room))
+    return q, lens
 
 
-def _stored(name: str, x: Tensor, descale: Any, cache: Tensor, seq: Tensor) -> tuple[Tensor, Any]:
-    """(new keys or values, scale), as write_kv takes them."""
+def _fuses(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, scales: dict[str, Any]) -> bool:
+    """Whether write_qkv takes these queries, new keys and values, tables and scales."""
+    by_seq = any(isinstance(x, Tensor) and x.ndim == 2 for x in scales.values())
+    return q.dtype == k.dtype == v.dtype not in FP8 and cos.dtype not in FP8 and cos.shape[1] > 0 and not by_seq
+
+
+def _stored(name: str, x: Tensor, by: Any, cache: Tensor, seq: Tensor) -> tuple[Tensor, Any]:
+    """(new keys or values, scale), as write_kv takes them.  by: their scale, perhaps with a row for each sequence."""
     if x.dtype in FP8:
         if x.dtype != cache.dtype:
             raise TypeError(f"{name} must be {cache.dtype} like the cache, or 16 bits, got {x.dtype}")
         return x.half(), 1.0  # float16 holds every fp8 number, so the cache gets equal numbers
-    by = scale(descale, cache)
     if isinstance(by, Tensor) and by.ndim == 2:  # a row for each sequence, which write_kv does not take
         return x.float() / by[seq][:, :, None], 1.0
     return x, by
@@ -262,6 +275,12 @@ def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: 
     pair = (a * c - b * s, a * s + b * c)
     turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
     return torch.cat((turned.to(x.dtype), x[..., dims:]), dim=-1)
+
+
+def rows_of(positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rows `positions` [tokens] of both tables as write_qkv takes them, [tokens, rotary_dim]."""
+    at = positions.long().clamp(0, cos.shape[0] - 1)
+    return torch.cat((cos[at], sin[at]), dim=-1)
 
 
 def check_tables(cos: Tensor | None, sin: Tensor | None, head_dim: int) -> None:
