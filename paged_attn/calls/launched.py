@@ -57,7 +57,7 @@ def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
 def _head_windows(windows: Any, options: Options, apart: bool) -> dict[str, Any]:
     """Fields of Modifiers for windows by head.  apart: query_positions are given.
 
-    If queries are causal or have positions, `right` of a window shows no further places.
+    If queries are causal or have positions, a window's `right` shows no later keys.
     """
     if windows is None:
         return {}

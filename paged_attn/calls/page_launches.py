@@ -27,13 +27,13 @@ from ..records.page_runs import Runs, runs_of
 
 LANES = 512  # units that a program moves at a time: with vectors of 16 bytes, four for each thread
 WARPS = 4
-FEW_PROGRAMS = 2048  # pages are cut into parts until there are as many, or a part is LANES units
+FEW_PROGRAMS = 2048  # pages are cut into parts until there are this many parts in all, or a part is LANES units
 MAX_PROGRAMS = 8192
 # A host's link needs fewer bytes in flight than a device's memory: at most 1 MiB here, and other kernels keep most
 # multiprocessors.  Not measured yet.
 HOST_PROGRAMS = 128
-LIMIT = 4096  # tables that stay, each of some KiB; more are made at each call
-ELEMENTS = 4096  # of gathered rows that a program handles: of 16 bits, four vectors for each thread
+LIMIT = 4096  # tables that stay, each of some KiB; beyond the limit, each call makes its table anew
+ELEMENTS = 4096  # elements of gathered rows that a program handles; of 16 bits, they are four vectors for each thread
 
 _tables: dict[Any, Tensor] = {}
 _keeping = left_free()
@@ -149,7 +149,7 @@ def _mapped(name: str, address: int) -> int:
 
 
 def _unit(found: Sequence[tuple[int, int, Runs]], addresses: Sequence[int]) -> int:
-    """Bytes that divide everything, at most 16."""
+    """Bytes of a unit: the largest power of two, at most 16, that divides all addresses, runs and strides."""
     return math.gcd(*[runs.unit for *_, runs in found], *addresses)
 
 
@@ -157,12 +157,12 @@ def _unit(found: Sequence[tuple[int, int, Runs]], addresses: Sequence[int]) -> i
 
 
 class Rows:
-    """The launch of a call of gather_pages; first rows of sequences are summed by torch before it."""
+    """The launch of a call of gather_pages.  Before it, torch sums lengths to find each sequence's first row."""
 
     in_torch = False
     latent = False
     value_dim = None
-    kept = again = None  # `first` makes every call, for torch sums the lengths anew
+    kept = again = None  # `first` makes every call, because torch sums lengths anew
 
     def __init__(self, given: tuple[Any, ...], kv_layout: str, door: Door) -> None:
         """given: cache, page_table, page_starts, seq_lens, out, scale."""
@@ -191,7 +191,7 @@ class Rows:
         return Step(gather_pages_kernel, (cdiv(size["tokens"], rows), cdiv(columns, block)), args, {})
 
     def first(self, tensors: Sequence[Tensor]) -> None:
-        """Launch with these tensors, in the order of `given`, those that are None left out."""
+        """Launch with these tensors, in the order of `given` without None."""
         if self.launches is None:
             return
         left = [*tensors]

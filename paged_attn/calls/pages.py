@@ -18,7 +18,7 @@ from .ways import Runs, way_of
 
 @untraced
 def move(sources: Any, targets: Any, src: Any, dst: Any, page_axis: Any, check: bool | None) -> None:
-    """Copy pages of sources to pages of targets; if these are None, to other pages of the sources."""
+    """Copy pages of sources to pages of targets, or, if targets is None, to other pages of the sources."""
     given = checks.listed("caches" if targets is None else "sources", sources)
     into = None if targets is None else checks.listed("targets", targets)
 

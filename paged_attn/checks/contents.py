@@ -66,7 +66,7 @@ def check_attention_contents(
     # [first, end): keys in the cache that some query of the sequence may see
     if head_windows is not None:
         key_bounds = key_bounds._replace(left=_most_to_the_left(head_windows.cpu().long()))
-    own_before = key_bounds.own_before  # from here on keys are numbered as they lie in the caches
+    own_before = key_bounds.own_before  # position -> number of the rank's own keys before it
     first = key_bounds.first_key(context)
     if spans is not None and spans.shape[1]:
         begin = _begin_of_spans(spans.cpu().long(), context, live)

@@ -14,7 +14,7 @@ from torch import Tensor
 from .kernel_tensors import FLOAT, FP8, names
 
 OUT = ": leave it out, or torch.empty makes it"  # out has no contents to convert
-SINGLE = {"n": "one set of keys", "batch": "one sequence"}  # by a first axis: what a tensor without it is
+SINGLE = {"n": "one set of keys", "batch": "one sequence"}  # name of a first axis -> what a tensor without it holds
 CACHES = ("k_cache", "v_cache")
 Sizes = Mapping[str, int]
 
@@ -88,7 +88,7 @@ def _both_caches(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes
 
 
 def _turned_before(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
-    """Two axes of q or k are swapped: q and k settled their sizes, so the cache seems wrong."""
+    """Two axes of q or k are swapped.  Axes have their sizes from q and k, so the error names the cache."""
     if name != "k_cache" or len(shape) != len(axes) or axes[-1] != "head_dim":
         return
     given = dict(zip(axes, shape))

@@ -1,9 +1,9 @@
 """Exact test whether strided tensors share memory, from addresses, sizes and strides alone.
 
 Element x of a tensor lies at address + sum x_i * stride_i, 0 <= x_i < size_i.  Two elements that share a byte solve an
-equation in bounded integers.  The search goes from the largest stride to the smallest.  At each step, the rest must be
-within reach of the smaller strides, and a multiple of their greatest common divisor.  If strides nest, the first step
-decides; other layouts take a few steps.
+equation in bounded integers.  The search picks an index for each stride, from the largest stride to the smallest.  What
+remains of the sum must lie within reach of the strides that are left, and be a multiple of their greatest common
+divisor.  If strides nest, the first step decides; other layouts take a few steps.
 """
 
 import math
@@ -23,7 +23,8 @@ def overlaps_itself(x: Tensor) -> bool:
     """Whether two elements of a tensor share memory."""
     if 0 in x.shape:
         return False
-    # Without loss of generality, two elements differ by i > 0 in the axis of the largest stride in which they differ.
+    # Of the axes in which two elements differ, take the one of the largest stride; there they differ by i > 0 indices.
+    # If they share an address, smaller strides add up to i * stride, with differences from -m to m, here 0 to 2 m.
     search, reach = _Search(), 0
     smaller: list[tuple[int, int]] = []
     for stride, most in sorted((stride, size - 1) for stride, size in zip(x.stride(), x.shape) if size > 1):
@@ -45,13 +46,14 @@ def overlap(x: Tensor, y: Tensor) -> bool:
     (begin, end), (other_begin, other_end) = _range(x), _range(y)
     if end <= other_begin or other_end <= begin:
         return False
-    # A shared byte: an offset of x, counted up from its first byte, plus an offset of y, counted down from its last.
+    # At a shared byte, an offset from x's first byte up and an offset from y's last byte down add up to the distance
+    # between these two bytes.
     terms = _terms([*_bytes(x), *_bytes(y)])
     return _Search().finds(terms, other_end - 1 - begin)
 
 
 def first_overlap(written: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[int, int] | None:
-    """Places of the first two tensors that share memory, in `written` and in `others`; None if no two do."""
+    """Indices of the first two tensors that share memory, in `written` and in `others`; None if no two do."""
     ranges = [_range(x) for x in others]
     for i, x in enumerate(written):
         begin, end = _range(x)
@@ -73,7 +75,7 @@ def writable(name: str, value: Tensor) -> None:
 
 
 def no_overlap(name: str, value: Tensor, cure: str | bool = "", /, **others: Any) -> None:
-    """Check that a tensor that is written shares no memory with others.  cure: for the error."""
+    """Check that a tensor that is written shares no memory with others.  cure: advice for the error."""
     for other, tensor in others.items():
         if isinstance(tensor, Tensor) and overlap(value, tensor):
             other += f": {cure}" if cure else ""
@@ -81,7 +83,7 @@ def no_overlap(name: str, value: Tensor, cure: str | bool = "", /, **others: Any
 
 
 def _terms(pairs: list[tuple[int, int]]) -> Terms:
-    """Terms of the same set of sums, with adjacent strides merged where their sums leave no gap."""
+    """Return terms with the sums that `pairs` have; neighbouring strides are merged if their sums leave no gap."""
     terms: list[tuple[int, int]] = []
     for stride, most in sorted(pair for pair in pairs if 0 not in pair):
         before, reached = terms[-1] if terms else (stride, 0)

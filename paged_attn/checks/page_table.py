@@ -53,7 +53,7 @@ def check_ragged(
 ) -> None:
     """Check that rows of live sequences lie within `indices`, and name pages of the cache for keys [first, end).
 
-    starts: indptr [seqs + 1].  length, first, end and live: [seqs]; keys count as they lie in the caches.
+    starts: indptr [seqs + 1].  length, first, end and live: [seqs].  With a shard, first and end number own keys.
     """
     ids, bounds, count = indices.cpu(), starts.cpu().long(), axes.max_pages
     begin, past = bounds[:-1], bounds[1:]

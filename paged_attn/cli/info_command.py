@@ -106,7 +106,7 @@ def dialects(found: machine.Found | None, triton: str | None) -> list[DialectSta
 
 
 def _why_in_torch(found: machine.Found | None, triton: bool) -> str:
-    """Why plain torch serves calls, or which of them."""
+    """Reason why plain torch serves all or some calls, or why it serves none."""
     if machine.asked() == "torch":
         return "PAGED_ATTN_DIALECT asks for it"
     if machine.interpreted(triton):

@@ -89,7 +89,7 @@ def page_table(whole: Tensor, page_size: int, shard: Shard) -> Tensor:
     rank, world, stripe = shard
     if stripe % page_size:
         raise refused("shard[2]", f"a multiple of page_size = {page_size}", stripe)
-    pages = stripe // page_size  # of a stripe
+    pages = stripe // page_size  # pages of a stripe
     number = torch.arange(own_lens(whole.shape[1], (rank, world, pages)), device=whole.device)
     return whole[:, (number // pages * world + rank) * pages + number % pages]
 
@@ -143,6 +143,7 @@ def gathered_table(tokens: int, page_size: int, world: int, device: torch.device
     if pages * 2 * world * page_size != tokens:
         raise refused("tokens", f"a multiple of 2 * world * page_size = {2 * world * page_size}", tokens)
     chunk = torch.arange(2 * world, dtype=torch.int32)
-    place = torch.where(chunk < world, 2 * chunk, 2 * (2 * world - 1 - chunk) + 1)  # of a gathered chunk
+    # index of each chunk among the gathered chunks
+    place = torch.where(chunk < world, 2 * chunk, 2 * (2 * world - 1 - chunk) + 1)
     table = place[:, None] * pages + torch.arange(pages, dtype=torch.int32)[None, :]
     return table.flatten().expand(2, -1).contiguous().to(device)

@@ -95,7 +95,8 @@ def _sizes(
     if into is not None:
         door.sizes["given heads"] = given
         door.tensor("into", into, ("tokens", "given heads", "head_dim"), FLOAT)
-        no_overlap("into", into, out=out, lse=lse)  # peers' rows may be joined into it while this rank still sends rows
+        # peers' rows may be joined into `into` while this rank still sends rows of `out`
+        no_overlap("into", into, out=out, lse=lse)
     device_of(out.device)
     return Sizes(tokens, heads, given, dims, world)
 

@@ -15,8 +15,8 @@ from ..planning.dialects import torch_dialect
 from ..records.formats import cdiv
 
 GIVES = ("heads", "all")
-MAX_PROGRAMS = 128  # of an exchange between Peers: all must run at once, because each waits for other ranks
-MAX_RANKS = 128  # of Peers: a program has a thread for each rank
+MAX_PROGRAMS = 128  # programs of an exchange between Peers; all run at the same time, as each waits for other ranks
+MAX_RANKS = 128  # ranks of Peers: a program has a thread for each rank
 
 
 class Sizes(NamedTuple):
@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
 
 
 def fours_of(sizes: Sizes) -> int:
-    """Return ceil(rows of a block / 4): each block is padded to groups of four rows and so begins at 16 bytes."""
+    """Return ceil(rows of a block / 4): each block is padded to groups of four rows and so begins on 16 bytes."""
     return cdiv(sizes.tokens * sizes.given, 4)
 
 
@@ -49,7 +49,7 @@ def packed(out: Tensor, lse: Tensor, sizes: Sizes) -> Tensor:
 
 
 def unpacked(into: Tensor, merged: Tensor | None, came: Tensor, sinks: Tensor | None, sizes: Sizes, rank: int) -> None:
-    """Join blocks `came` of all ranks [world, ...] into `into` [tokens, given, dims] and `merged` [tokens, given]."""
+    """Join blocks `came` [world, ...] into results `into` [tokens, given, dims] and, if given, LSEs `merged`."""
     rows = sizes.tokens * sizes.given
     outs = came[:, : rows * sizes.dims].reshape(-1, sizes.tokens, sizes.given, sizes.dims)
     lses = came[:, rows * sizes.dims :].reshape(-1, sizes.tokens, sizes.given)

@@ -38,7 +38,7 @@ class Peers:
     Args:
         process_group: a torch.distributed process group or a DeviceMesh of one dimension.  None: all processes.
         max_tokens: upper bound on the query tokens of a merge.
-        heads: upper bound on the query heads of a rank's results.
+        heads: upper bound on the query heads that a rank returns (`give` of merge).
         head_dim: width of results.
         timeout: seconds that a rank waits for another rank.  A merge that waits longer gives NaN, and every later merge
             raises RuntimeError.  The CUDA context stays usable.
@@ -87,7 +87,8 @@ class Peers:
         """Keep this rank's memory `own`, which holds zeros, and the address of every rank's memory."""
         self._own = own
         self._addresses = tuple(addresses)
-        self._turns = torch.zeros(MAX_PROGRAMS + 1, dtype=torch.int32, device=own.device)  # and FAILED
+        # the turn of each program, then FAILED: 1 once a rank did not answer
+        self._turns = torch.zeros(MAX_PROGRAMS + 1, dtype=torch.int32, device=own.device)
         self._process = os.getpid()
         self._word = torch.zeros(1, dtype=torch.int32, pin_memory=own.is_cuda)
         self._absent = ctypes.c_int32.from_address(self._word.data_ptr())
@@ -100,8 +101,8 @@ class Peers:
     ) -> list[Peers]:
         """Return a Peers for each of `world` ranks in one process on one device, for tests.
 
-        The memory of each rank is a slice of one tensor.  Callers call `exchange` of every rank with phase "send" and
-        with phase "receive", in any order in which no receive waits for a later send.
+        The memory of each rank is a slice of one tensor.  For each rank, callers call `exchange` with phase "send" and
+        with phase "receive".  In each merge, every rank must send before any rank receives.
         """
         made = []
         for rank in range(world):
@@ -123,7 +124,10 @@ class Peers:
         self, out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor, merged: Tensor | None, sizes: Sizes,
         phase: str = "both",
     ) -> None:  # fmt: skip
-        """Join the states of all ranks into `into` and `merged`; phases "send" and "receive" are the two halves."""
+        """Join the states of all ranks into `into` [tokens, given, dims], and log-sum-exps into `merged` or None.
+
+        phase: "send" stores this rank's rows, "receive" waits for rows and joins them, "both" does both in one launch.
+        """
         if self._process != os.getpid():
             raise RuntimeError("Peers do not survive a fork: make them in the process that uses them")
         if self._absent.value:

@@ -23,7 +23,7 @@ WARPS = 4
 class Way(NamedTuple):
     """Memory of Peers, as the launches of one rank address it."""
 
-    addresses: Sequence[int]  # of every rank's memory, this rank's included
+    addresses: Sequence[int]  # addresses of every rank's memory, this rank's included
     rank: int
     room: int  # rows of a block, upper bound
     word: int  # address of the pinned int32 in which a kernel names an absent rank to the host
@@ -44,7 +44,7 @@ def pack(sent: Any, out: Any, lse: Any, sizes: Sizes) -> Step:
 
 
 def unpack(into: Any, merged: Any, came: Any, sinks: Any, sizes: Sizes, rank: int) -> Step:
-    """Step that joins blocks `came` of all ranks into `into` [tokens, given, dims] and `merged` [tokens, given]."""
+    """Step to join all ranks' blocks `came` into results `into` [tokens, given, dims] and LSEs `merged`, if given."""
     exchange = _compiled(sizes)
     shape = heads_of(sizes.given, sizes.dims)
     args = (layout.rows(into), merged, came, fours_of(sizes), sinks, sizes.tokens, rank, exchange, shape)
@@ -55,7 +55,8 @@ def unpack(into: Any, merged: Any, came: Any, sinks: Any, sizes: Sizes, rank: in
 def to_peers(tensors: Sequence[Any], way: Way, sizes: Sizes, **more: Any) -> Step:
     """Step that exchanges and joins in one launch, between Peers.
 
-    tensors: joined results and log-sum-exps (or None), this rank's results and log-sum-exps, sinks (or None), turns.
+    tensors: joined results and log-sum-exps (or None), this rank's results and log-sum-exps, sinks (or None), and the
+        programs' turns with FAILED.
     """
     into, merged, out, lse, sinks, turns = tensors
     exchange = _compiled(sizes, ROOM=way.room, FLAGS=MAX_PROGRAMS, THREADS=MAX_RANKS, **more)
@@ -86,7 +87,7 @@ def packed(out: Tensor, lse: Tensor, sizes: Sizes) -> Tensor:
 
 
 def unpacked(into: Tensor, merged: Tensor | None, came: Tensor, sinks: Tensor | None, sizes: Sizes, rank: int) -> None:
-    """Join blocks `came` of all ranks into `into` [tokens, given, dims] and `merged` [tokens, given]."""
+    """Join all ranks' blocks `came` into results `into` [tokens, given, dims] and, if given, LSEs `merged`."""
     tensors = [into, merged, came, sinks]
     _launch(tensors, lambda into, merged, came, sinks: unpack(into, merged, came, sinks, sizes, rank))
 

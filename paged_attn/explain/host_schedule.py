@@ -85,7 +85,7 @@ def cut(launch: Launch, batch: KnownBatch) -> CutSummary:
 def blocks_of(launch: Launch, batch: KnownBatch) -> Iterator[CountedBlock]:
     """Yield the blocks that a launch serves, in the order of the line of tiles."""
     shape, bounds = launch.shape, batch.key_bounds
-    own = bounds.own_before  # keys of a shard have no new keys beside them, and no gap before these
+    own = bounds.own_before  # with a shard there are no new keys, and no gap before them
     for query_len, seq_len in zip(batch.query_lens, batch.seq_lens):
         if not max(1, launch.shortest) <= query_len <= launch.longest:
             continue

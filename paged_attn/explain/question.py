@@ -103,7 +103,7 @@ def bytes_copied(question: Question) -> int:
 
 
 def operations(question: Question) -> int:
-    """Multiplications and additions of both products for visible pairs of query and key, if positions are places."""
+    """Multiplications and additions of both products for visible (query, key) pairs; query_positions are ignored."""
     model, bounds = question.model, key_bounds_of(question.model)
     lengths = zip(question.query_lens, question.seq_lens)
     pairs = sum(visible_pairs(q, k, bounds) for q, k in lengths)

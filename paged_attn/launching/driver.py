@@ -30,9 +30,9 @@ KNOWN_TO_ALL = 1 << 15  # descriptors that all launches keep together, some 15 M
 SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own scratch, a kernel's last two parameters: these kernels need none
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "fp64": "d"}
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # attribute of a dependent launch, which begins when the launch before lets it
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # attribute of a dependent launch: the launch ahead lets it begin
 DEVICE_POINTER = 3  # attribute of memory: its address for kernels
-IN_GRAPHS = 12030  # first CUDA whose graphs hold dependent launches; without the attribute a launch waits in full
+IN_GRAPHS = 12030  # first CUDA whose graphs hold dependent launches; before, launches wait for the whole launch ahead
 
 
 class Attribute(ctypes.Structure):
@@ -57,7 +57,7 @@ class LaunchConfig(ctypes.Structure):
 class Places(dict[int, tuple[int, Any]]):
     """Address of a tensor -> (address of its TMA descriptor, the Triton object that ends with the descriptor)."""
 
-    everyones: ClassVar[weakref.WeakSet["Places"]] = weakref.WeakSet()  # of all launches, to clear them together
+    everyones: ClassVar[weakref.WeakSet["Places"]] = weakref.WeakSet()  # the Places of all launches, to clear together
     encodings: ClassVar[int] = 0  # descriptors made since all dicts were cleared
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__, __ne__ = object.__eq__, object.__ne__  # by identity, not by contents

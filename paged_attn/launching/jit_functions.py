@@ -35,7 +35,7 @@ def _called(function: Any) -> Iterator[Any]:
     known = function.__globals__ | held
     values = [known[name] for name in names if name in known]
     modules = [value for value in values if isinstance(value, ModuleType)]
-    for module in modules:  # and modules in these, as the list grows
+    for module in modules:  # the list grows by the modules found in these
         inner = [vars(module)[name] for name in names if name in vars(module)]
         modules += [value for value in inner if isinstance(value, ModuleType) and value not in modules]
         values += inner

@@ -26,7 +26,7 @@ def left_free() -> AbstractContextManager[bool]:
 
 
 # A thread holds FIRST while it imports a module of this package or of Triton during a call, compiles a kernel or
-# interprets one.  A fork must not come between, and Triton does none of these for two threads at once.
+# interprets one.  The process must not fork meanwhile, and Triton can do none of these in two threads at the same time.
 # No thread launches while it holds FIRST: a launch may wait for a place in the queue, and only another thread's first
 # launch may empty the queue.
 FIRST = waited_for()

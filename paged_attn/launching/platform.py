@@ -114,7 +114,7 @@ def decorating() -> Iterator[None]:
     """A scope for definitions of kernels: Triton's knob says whether they are interpreted, as INTERPRET does."""
     import triton
 
-    knobs = vars(triton.knobs.runtime)  # set as an attribute it would become an environment variable
+    knobs = vars(triton.knobs.runtime)  # setting the attribute would also set an environment variable
     with FIRST:
         before = knobs.copy()
         if INTERPRET:
@@ -158,7 +158,7 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 
 
 def child_environment(*without: str) -> dict[str, str]:
-    """Environment for a child: this process's packages, compiled kernels, and no variable named in `without`."""
+    """Environment for a child that finds this process's packages, compiles kernels and lacks variables in `without`."""
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),

@@ -52,7 +52,7 @@ class Arena:
         self.device, self.lock = device, left_free()
         self.chunks: list[Tensor] = []  # graphs know their addresses, so they stay
         self.left = 0  # counters of the last chunk that are not handed out
-        self.low = device.type == "cuda"  # whether the next eager call should let it grow
+        self.low = device.type == "cuda"  # whether the next eager call should let the arena grow
 
     def grow(self, least: int = COUNTERS_PER_CHUNK) -> None:
         """Add a chunk of counters.  The chunk is zeroed before anybody can take a part of it."""

@@ -24,7 +24,8 @@ with contextlib.suppress(ImportError):  # Gluon's are of a class of their own
 class Hole:
     """Stands for one tensor of a call: has the tensor's attributes while records are built, and its slot number.
 
-    Records are kept for later calls and must not keep memory alive, so a Hole knows only the list of tensors.
+    Records are kept for later calls and must not keep tensors alive.  So a Hole refers to the list of tensors, which
+    `arguments_for` empties at its end.
     """
 
     __slots__ = ("dtype", "held", "slot")
@@ -33,7 +34,7 @@ class Hole:
         self.slot, self.held, self.dtype = slot, held, dtype
 
     def __getattr__(self, name: str) -> Any:
-        # AttributeError is what hasattr waits for: hosts ask every value of every module for its attributes.
+        # hasattr needs an AttributeError: some hosts call it for every value of every module, STREAM included
         if name in Hole.__slots__ or not 0 <= self.slot < len(self.held):
             raise AttributeError(name)
         return getattr(self.held[self.slot], name)
@@ -73,7 +74,7 @@ STREAM = Hole(-1)  # the stream of a launch: the last of its addresses
 
 @contextlib.contextmanager
 def arguments_for(values: Sequence[Any]) -> Iterator[list[Any]]:
-    """Replace each tensor by a Hole, slots counted over tensors; at the end the Holes forget their tensors."""
+    """Replace each tensor by a Hole, whose slot is the tensor's index among tensors; at the end, let go of tensors."""
     held = [x for x in values if isinstance(x, torch.Tensor)]
     slots = itertools.count()
     try:
@@ -86,7 +87,7 @@ def fill(arg: Any, tensors: Sequence[Any]) -> Any:
     """Records with these tensors in place of Holes."""
     if isinstance(arg, Hole):
         tensor = tensors[arg.slot]
-        # a view of wider elements checks even strides of axes of one element, so these are settled first
+        # view() to wider elements also checks the strides of axes of one element, so `settled` replaces these first
         return tensor if arg.dtype in (None, tensor.dtype) else settled(tensor).view(arg.dtype)
     if isinstance(arg, Descriptors):
         return _with_base(arg, fill(arg.base, tensors))
@@ -150,7 +151,7 @@ def _with_base(descriptor: Any, base: Any) -> Any:
 
 
 class _Address:
-    """Base of a descriptor, as far as a launcher asks for it."""
+    """Stands for a descriptor's tensor: has the one method that launchers call."""
 
     __slots__ = ("address",)
 

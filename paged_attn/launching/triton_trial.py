@@ -1,7 +1,7 @@
 """Whether this Triton makes right kernels for an architecture: known by its version, or tried once and kept on disk.
 
-A wrong kernel can hang, or leave a process without its GPU, so calls are tried in another process.  A first call during
-capture of a CUDA graph may therefore ask as well: its stream and its memory are not touched.
+A wrong kernel can hang, or leave a process without its GPU, so calls are tried in another process.  A trial may begin
+even during capture of a CUDA graph, because the other process touches neither the capturing stream nor its memory.
 """
 
 import contextlib
@@ -74,7 +74,10 @@ def _keep(arch: str, why: str) -> None:
 
 
 def _ask(arch: str, index: int) -> str:
-    """Try in another process and return its verdict; keep the verdict unless something else may have stopped it."""
+    """Return the verdict of a trial in another process.
+
+    The verdict is kept on disk, unless the trial may have failed for reasons other than wrong kernels.
+    """
     command = [sys.executable, "-c", f"from paged_attn import selftest; selftest.try_kernels({arch!r}, {index})"]
     try:
         environment = platform.child_environment("PAGED_ATTN_HOPPER")

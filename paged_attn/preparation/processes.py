@@ -20,8 +20,8 @@ from ..records.formats import is_fp8
 from .model import Lengths, Model, call_of, distinct, new_dtype, new_rows
 
 Track = Callable[..., Iterable[Any]]
-# Launches that write new keys and values into a cache: one for both, or one each, as in compiled graphs.  Latent caches
-# are written by one launch for keys, or ("apart") by a launch whose values and remaining dims are two tensors.
+# Launches that write new keys and values into a cache: one for both, or one each, as in compiled graphs.  A latent
+# cache has one launch for keys.  "apart" is its launch for values and remaining dims that come as two tensors.
 WRITES = ("both", "keys", "values")
 CHUNK = 2048  # batches that a process plans at a time
 
@@ -66,7 +66,7 @@ class Pool:
         return collect(track(as_completed(started), "compiling", len(started)))
 
     def begin(self, work: Iterable[ModelBatches], track: Track) -> list[Future[dict[str, Compiled]]]:
-        """Start to compile every kernel that the work needs, and return at once."""
+        """Start to compile every kernel that the work needs, and return without waiting."""
         tasks = [(one, batch) for one in work for batch in self._chosen(one, track)]
         # kernels of prefills take three times as long as kernels of decodes, and the last tasks should be short
         tasks.sort(key=lambda task: task[1].max_seqlen_q == 1)
@@ -84,7 +84,10 @@ class Pool:
             process.kill()
 
     def _chosen(self, work: ModelBatches, track: Track) -> list[Lengths]:
-        """Batches that together need all kernels.  Forked processes start at once, so they share this work."""
+        """Batches that together need all kernels.
+
+        Forked processes share this planning.  Spawned ones do not, because they first import torch and Triton.
+        """
         batches = work.batches
         if self.forked and len(batches) > CHUNK:
             parts = [batches[begin :: len(batches) // CHUNK] for begin in range(len(batches) // CHUNK)]

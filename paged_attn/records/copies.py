@@ -23,13 +23,13 @@ class Copies(NamedTuple):
 
     seqs: int
     pages: int  # of each sequence
-    shortest: int  # query tokens of sequences that are served
+    shortest: int  # fewest query tokens of sequences that are served
     from_page: int  # slots of a page of the call's cache
     kv_heads: int
     head_dim: int
     value_dim: int
     dtype: torch.dtype
-    dependent: bool  # launches may begin before the one ahead has ended
+    dependent: bool  # launches may begin before the launch ahead has ended
     stripes: Stripes | None  # how keys lie over ranks; None: each rank has all keys
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:

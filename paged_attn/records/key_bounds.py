@@ -19,7 +19,7 @@ class KeyBounds(NamedTuple):
     left: int = -1
     right: int = -1
     chunk: int | None = None  # as in paged_attention
-    positions: bool = False  # query_positions are given, none before the context's end; `right` counts places
+    positions: bool = False  # query_positions are given; `right` and ends of keys go by index in the sequence
     shard: tuple[int, int, int] | None = None  # as in paged_attention
 
     @property
@@ -90,9 +90,9 @@ def key_bounds_of(options: Any, positions: bool = False) -> KeyBounds:
 
 
 def visible_keys(query_len: int, seq_len: int, bounds: KeyBounds = CAUSAL) -> int:
-    """Number of keys that some query of a sequence sees, if queries are its last tokens and the last one sees the end.
+    """Number of keys of a sequence that at least one query sees; with a shard, only the rank's own keys count.
 
-    With a shard, only keys of the rank count.
+    Queries are the sequence's last tokens, and the last query sees the last key.
     """
     if query_len <= 0 or seq_len <= 0:
         return 0
@@ -100,7 +100,7 @@ def visible_keys(query_len: int, seq_len: int, bounds: KeyBounds = CAUSAL) -> in
 
 
 def visible_pairs(query_len: int, seq_len: int, bounds: KeyBounds = CAUSAL) -> int:
-    """Number of visible (query, key) pairs, if positions are places."""
+    """Number of visible (query, key) pairs, if a query's position is its index in the sequence."""
     if query_len <= 0 or seq_len <= 0:
         return 0
     if query_len == 1:  # the most frequent case, for which a tensor would cost more than the arithmetic

@@ -17,9 +17,9 @@ Axis = tuple[int, int, int]  # (size, stride in the source, stride in the target
 
 
 class Runs(NamedTuple):
-    """Runs of a page at these bytes behind the addresses of its tensors.  Strides are in bytes.
+    """Runs of a page.  The first one begins `source` and `target` bytes behind the addresses of the two tensors.
 
-    The run at place (i, j) of [many, few] begins i * outer + j * inner bytes behind the first run.
+    Run (i, j) begins i strides of `outer` and j strides of `inner` behind the first run.  Strides are in bytes.
     """
 
     source: int
@@ -46,7 +46,7 @@ class Runs(NamedTuple):
 
 
 def runs_of(source: Tensor, target: Tensor, page_axis: int) -> list[Runs]:
-    """Runs of a page; several where axes of a page do not merge into two and a run."""
+    """Return the runs of a page: several Runs if a page's axes do not merge into a run and two further axes."""
     if 0 in source.shape or 0 in target.shape:
         return []
     size = source.element_size()

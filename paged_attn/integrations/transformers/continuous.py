@@ -60,12 +60,13 @@ def _write(k: Tensor, v: Tensor, layer: Any, tables: Any) -> None:
 class Layer(NamedTuple):
     """A layer's part of the cache: pages [pages, page_size, kv_heads, D], and the host's slots [slots, 1, kv_heads, D].
 
-    Pages and slots are views of one memory.  Some hosts keep all layers in one buffer, and their slots count the rows
-    of all layers.  Slots of keys and of values then overlap, and are only for reading.
+    Pages and slots are views of one memory.  Some versions of the host keep all layers in one buffer, and slots count
+    the rows of all layers.  Each of `k_slots` and `v_slots` is then nearly the whole buffer.  They overlap, so they are
+    only read.
     """
 
     group: int  # group of layers with common page tables and indices
-    kind: str  # "full_attention" or "sliding_attention": key of the host's lengths
+    kind: str  # "full_attention" or "sliding_attention", by which the host's dicts have lengths
     page_size: int
     stride: int  # slots of the host from a page to the next page
     window: int | None  # slots of a ring; None: no ring
@@ -162,7 +163,7 @@ def _bound(name: str, kwargs: dict[str, Any]) -> Any:
 
 
 def _of_index(layer: Layer, kwargs: dict[str, Any]) -> Tables:
-    """Derive tables from the host's slot of every key, in a list of all sequences."""
+    """Derive tables from read_index and write_index, which list the slots of keys, sequence after sequence."""
     cu_q, cu_k = kwargs["cu_seq_lens_q"], _of_kind(kwargs["cu_seq_lens_k"], layer.kind)
     read, slots = kwargs["read_index"][layer.group], kwargs["write_index"][layer.group]
     cached = read.numel() > 0
@@ -176,9 +177,9 @@ def _of_index(layer: Layer, kwargs: dict[str, Any]) -> Tables:
         table = (table if page == 1 else table // layer.stride).int()
     else:  # an empty ring: all keys are new, and no page is read
         table = cu_q.new_zeros(1, bound // page).expand(len(cu_q) - 1, -1)
-    # max_length_q of a padded batch is its number of tokens, padding included.
     if layer.stride != layer.page_size:  # the host's slots also count rows of other layers
         slots = slots // layer.stride * layer.page_size + slots % layer.stride
+    # The host's bound on queries is, for a padded batch, its number of tokens, padding included.
     return Tables(table, cu_k[1:] - cu_k[:-1], cu_q, slots, _bound("q", kwargs), bound)
 
 

@@ -121,7 +121,7 @@ def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
 
 
 def _without_padding(batch: LayerArguments, padding: Tensor) -> LayerArguments:
-    """Make a separate sequence, without keys, of the padding before each sequence, which is its first queries.
+    """Turn the padding before each sequence, which is its first queries, into a separate sequence without keys.
 
     A length below 0 tells checked calls that the queries are padding.
     """

@@ -98,7 +98,7 @@ def served(model: Any, requests: int, tokens: int, keys: int, page: int, width: 
         yield Padded(plainly, max_seqlen=keys, widths=tuple(widths) if alone else (), **sizes)
     if "sliding_attention" in kinds and window is not None:
         seen = plainly._replace(new=True, window_size=(window - 1, 0))
-        # Rings; and, for batches without cached keys, pages that nobody reads.
+        # Rings are read as pages of one slot.  Batches without cached keys pass whole pages, which nobody reads.
         for size, stride in ((1, 0), (page, apart["sliding_attention"])):
             rows = seen._replace(page_size=size, page_stride=stride)
             yield Padded(rows, max_seqlen=min(keys, window + tokens), widths=(), **sizes)

@@ -17,7 +17,7 @@ from .forward import forward
 # The host reads features from the letters of a name.  "flash" means that no mask is needed and that CUDA graphs pay.
 # A 2 or 3 behind "flash" means that decodes may hand over a block table.
 NAME = "paged_attn_flash3"
-NAMES = (NAME, f"paged|{NAME}")  # hosts up to 5.19 use the prefix in continuous batching
+NAMES = (NAME, f"paged|{NAME}")  # transformers up to 5.19 uses the prefix in continuous batching
 
 _undo: list[Callable[[], None]] = []
 
@@ -139,7 +139,7 @@ def _allow_chunks(masking: ModuleType) -> tuple[str, Callable[..., bool]]:
 
 
 def _hand_over(paged: type) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """A wrapped `update` that hands the cache over, for hosts whose models call `update`, which gathers K and V."""
+    """A wrapped `update` that hands over the cache; in some versions, models call `update`, which gathers K and V."""
     original = _attribute(paged, "update")
     parameters = list(inspect.signature(original).parameters)
     if parameters[-2:] == ["read_index", "write_index"]:  # called by attention functions only

@@ -123,11 +123,12 @@ class Impl(AttentionImpl):
         m = attn_metadata
         window = self.sliding_window if m.window is None else m.window
         positions = m.query_positions
-        if positions is not None and len(positions) < len(q):  # padding may stand anywhere
+        if positions is not None and len(positions) < len(q):  # padding may have any position
             positions = torch.nn.functional.pad(positions, (0, len(q) - len(positions)))
         if slopes is not None:
             own |= self._slopes(slopes, m)
-        # A causal window ends at the query (0 keys ahead).  With spans causality ends it, and spans show later keys.
+        # A causal window ends at the query: 0 keys ahead.  With spans it is open (-1): causality hides later keys, and
+        # spans show some of them.
         ahead = 0 if m.spans is None else -1
         paged_attention(
             q, k_cache, v_cache, m.block_table, m.seq_lens, m.query_start_loc,

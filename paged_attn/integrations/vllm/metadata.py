@@ -39,11 +39,12 @@ class Metadata(AttentionMetadata):
     slot_mapping: Tensor
     causal: bool | Tensor  # for all sequences, or bool [seqs]
     spans: Tensor | None = None  # [seqs, R, 2], images whose tokens see each other
-    # Models with R-SWA (flash_attn/unified.py) have these in place of a layer's window:
+    # R-SWA (flash_attn/unified.py): keys of the prompt stay visible behind the window of generated tokens.  Models with
+    # R-SWA have these fields in place of a layer's window.
     window: int | None = None
     prefix_lens: Tensor | None = None  # [seqs]
     query_positions: Tensor | None = None  # [tokens]
-    split: bool = False  # each of vLLM's sequences is two
+    split: bool = False  # each of vLLM's sequences is split into two: queries in its prompt, and later ones
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
@@ -56,7 +57,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.prompts = prompts_of(vllm_config, device)
-        if self.prompts is not None:  # copied at each step
+        if self.prompts is not None:  # each step copies its prompt lengths, which an update leaves out
             self.supports_draft_decode_metadata_update = False
         make_ready(kv_cache_spec, layer_names, vllm_config, device, of_layer)
 
@@ -139,7 +140,7 @@ class Prompts:
         """Add prefixes to a batch's metadata; cut sequences of several queries in two, at the end of the prompt."""
         m = metadata
         prompts = self.tell(lens, len(m.seq_lens))
-        if m.max_query_len == 1:  # no key of a prefix lies behind a single query
+        if m.max_query_len == 1:  # no key comes after a single query, so a prefix shows it no later key
             return dataclasses.replace(m, window=self.window, prefix_lens=prompts)
         table, lens, starts, prefixes, positions = split(
             prompts, m.block_table, m.seq_lens, m.query_start_loc, m.num_actual_tokens

@@ -263,7 +263,8 @@ def affordable(shares: int, blocks: int, share_bytes: int) -> int:
 
 def _merge_rows(p: Problem, config: Config, shares: int, pieces: int, live: int) -> int:
     """Rows that the program of a block's last piece joins at a time; 0: a merge launch joins sooner."""
-    elements = 1024 if config.registers is None else 512  # of a state, for each piece at once, as registers allow
+    # elements of a state that registers allow for each of the pieces that are loaded together
+    elements = 1024 if config.registers is None else 512
     at_once = min(config.rows, max(1, elements // next_power_of_2(p.value_width)))
     steps = cdiv(live, at_once) * cdiv(pieces, PIECES_AT_ONCE)
     large = config.piece is not None and p.value_width > 128  # 64 rows of more than 128 dims leave no registers

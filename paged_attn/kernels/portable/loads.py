@@ -31,8 +31,8 @@ def lives(pos, source):
 def load_ids(source, tile, S: tl.constexpr):
     """Load the page ids of a tile's chunks, int32 [N // CHUNK].
 
-    Ids are loaded one tile ahead.  Loads of keys and values then depend on no load, and the pipeliner gives them every
-    stage.
+    Ids are loaded one tile ahead.  Loads of keys and values then depend on no load of the same tile, so the pipeliner
+    gives them all stages.
     """
     if source.pages is None:
         return 0
@@ -96,7 +96,7 @@ def load_kv(
         head = tl.multiple_of(head, 2 * kv.ALIGN)  # bytes
         row = tl.multiple_of(row, kv.ALIGN)
     if kv.RUN == 1:
-        # wide loads go along the slots; hints tell the compiler what the reshape in `locate` hides
+        # wide loads go along the slots; hints tell the compiler what the reshape in `per_key` hides
         WIDE: tl.constexpr = min(kv.ALIGN, S.CHUNK)
         row = tl.max_contiguous(tl.multiple_of(row, WIDE), WIDE)
     if BEGIN > 0:  # only for keys of one run
@@ -132,7 +132,10 @@ def turned(parts):
 
 @triton.jit
 def load_latent(kv, page, slot, kv_head, live, S: tl.constexpr):
-    """(keys in parts [D, N], values in parts [N, D]); values of keys that are not live [N], if given, are zeros."""
+    """Load a tile of latents: (keys in parts [D, N], values in parts [N, D]).
+
+    live [N]: values of keys that are not live become zeros; None: all keys are live.
+    """
     v = unpack(load_kv(kv, page, slot, kv_head, live, S.VALUE_DIM, S.VALUE_PADDED, S), kv, S)
     k = turned(v)
     if S.REST > 0:

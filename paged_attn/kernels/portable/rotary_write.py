@@ -21,10 +21,10 @@ class HeadRuns(NamedTuple):
 
     HEADS: int
     BLOCK: int  # heads of a program, a power of two
-    FIRST: int  # head of the tensor at which they begin: in a packed tensor keys lie behind queries
+    FIRST: int  # first of these heads in the tensor; in a packed tensor keys lie behind queries
     GROUP: int  # heads that share a scale
     DIMS: int
-    AT: int  # dim of the cache's heads at which they begin: rotated dims of latents lie behind the latent
+    AT: int  # first of these dims in a head of the cache; rotated dims of latents lie behind the latent
     STARTS: tuple[int, ...]  # first dim of each run
     SIZES: tuple[int, ...]  # dims of each run
     PADDED: tuple[int, ...]  # SIZES rounded up to powers of two
@@ -42,7 +42,7 @@ class Pairs(NamedTuple):
 
 @triton.jit
 def dims_of(H: tl.constexpr, i: tl.constexpr):
-    """(dims [N] of run i, mask [N] of those that exist)."""
+    """(dims [N] of run i, mask [N] of dims that exist)."""
     dim = tl.arange(0, H.PADDED[i])
     return H.STARTS[i] + dim, dim < H.SIZES[i]
 
