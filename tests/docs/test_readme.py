@@ -85,9 +85,10 @@ def test_what_a_page_expects_to_fail_has_to_fail_as_it_says(page: Path) -> None:
 CHANGED = [block for page in CODE for block in blocks(page, "python") if block.needs == DIFFS]
 
 
+@pytest.mark.parametrize("dialect", ["", "torch"], ids=["kernels", "plain torch"])
 @pytest.mark.parametrize("block", CHANGED, ids=lambda block: f"{name(block.page)}:{block.line}")
-def test_diffs_apply_and_do_what_the_program_behind_them_says(block: Block, tmp_path: Path) -> None:
-    """Each begins with the package as it is."""
+def test_diffs_apply_and_do_what_the_program_behind_them_says(block: Block, dialect: str, tmp_path: Path) -> None:
+    """Each begins with the package as it is, and is tried in kernels and in plain torch."""
     programs = [other.line for other in CHANGED if other.page == block.page and other.line < block.line]
     shutil.copytree(ROOT / "paged_attn", tmp_path / "paged_attn", ignore=shutil.ignore_patterns("__pycache__"))
     diffs = [x for x in blocks(block.page, "diff") if max(programs, default=0) < x.line < block.line]
@@ -97,7 +98,8 @@ def test_diffs_apply_and_do_what_the_program_behind_them_says(block: Block, tmp_
             shutil.copy(ROOT / file, tmp_path / file)
         apply(diff.text, tmp_path)
     (tmp_path / "program.py").write_text(block.text, encoding="utf-8")
-    done = warm.run([str(tmp_path / "program.py")], os.environ | {"PYTHONPATH": ""}, tmp_path)
+    environ = os.environ | {"PYTHONPATH": "", "PAGED_ATTN_DIALECT": dialect}
+    done = warm.run([str(tmp_path / "program.py")], environ, tmp_path)
     assert diffs
     assert done.returncode == 0, done.stderr
 
