@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import paged_attn
+import paged_attn.kernels
 from paged_attn.arguments import (
     ARGUMENTS,
     OF_MODELS,
@@ -108,6 +110,15 @@ def test_every_modifier_is_carried_for_one_argument() -> None:
     carried = [field for x in ARGUMENTS for field in x.mods]
     assert sorted(carried) == sorted(Modifiers._fields)
     assert [x.name for x in ARGUMENTS if x.bounds_left and not x.mods] == []
+
+
+def test_plain_torch_reads_every_argument() -> None:
+    """An argument that it forgets would be ignored on every CPU."""
+    files = sorted(Path(paged_attn.kernels.__path__[0], "torch").glob("*.py"))
+    source = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    elsewhere = {"max_seqlen_q", "max_seqlen_k", "softmax_scale", "return_lse", "check"}
+    read = [x.name for x in ARGUMENTS if re.search(rf"\b{x.name}\b", source)]
+    lacks("kernels/torch", read, {x.name for x in ARGUMENTS} - elsewhere)
 
 
 # ---- a model's calls, and what asks about them -------------------------------------------------------------------
