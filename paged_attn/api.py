@@ -78,8 +78,8 @@ def paged_attention(
         q: [tokens, heads, head_dim] float16 | bfloat16 | float32 | float8_e4m3fn | float8_e5m2; last axis contiguous.
             head_dim is 1 to 512.  heads is a multiple of kv_heads.
         k_cache: NHD [pages, page_size, kv_heads, head_dim], or HND [pages, kv_heads, page_size, head_dim].  A 5-D cache
-            is x-packed: [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, or fp8; beside fp8 queries also
-            float16 | bfloat16.  Any page size; any strides of the outer axes.
+            is x-packed: [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, fp8, or int8; beside fp8 queries
+            also float16 | bfloat16.  Any page size; any strides of the outer axes.
         v_cache: as k_cache, with a last axis value_dim of 1 to 512.  Beside x-packed keys
             [pages, kv_heads, value_dim, page_size].  The view k_cache[..., :value_dim] means that the first dims of
             keys are the values (multi-head latent attention).  Both are then read once, and head_dim is up to 576.
@@ -110,8 +110,8 @@ def paged_attention(
             have the same kernels.
         k_new, v_new: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim]; keys and values of the call's own
             tokens.  They are read in place of their slots in the cache, and k_scale and v_scale do not apply.  dtype of
-            q; beside fp8 queries the dtype of a 16-bit cache, or float16 | bfloat16 over an fp8 cache.  v_new may be
-            None if v_cache is k_cache[..., :value_dim]: values are k_new[..., :value_dim].
+            q; beside fp8 queries the dtype of a 16-bit cache, or float16 | bfloat16 over an fp8 or int8 cache.  v_new
+            may be None if v_cache is k_cache[..., :value_dim]: values are k_new[..., :value_dim].
         softmax_scale: factor of the scores, before all modifiers.  None: head_dim ** -0.5.  Scores are float32, and so
             is softmax_scale * q_scale * k_scale.  A finite score beyond 2^30 in magnitude, ALiBi and biases included,
             may give NaN.
@@ -166,8 +166,11 @@ def paged_attention(
             because blocks may be split or transposed.  The reference takes a function of torch.
         score_mod_args: further arguments of score_mod: contiguous tensors, which it gets as pointers, floats and ints.
         q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads], [1, kv_heads] or, for each sequence,
-            [seqs, kv_heads]; any strides; real value = stored value * scale.  Required for fp8 queries and fp8 caches,
-            and None for other dtypes.  Rows of sequences without keys may hold anything.
+            [seqs, kv_heads]; any strides; real value = stored value * scale.  Required for fp8 queries and for fp8 and
+            int8 caches, and None for other dtypes.  Rows of sequences without keys may hold anything.
+            k_scale and v_scale may also hold a number >= 0 for each cached token and KV head: float32 | float16
+            [pages, page_size, kv_heads], or [pages, kv_heads, page_size] for HND and x-packed caches; any strides.
+            Slots without a key may hold anything.  If v_cache is k_cache[..., :value_dim], v_scale None is k_scale.
             q_scale may also hold a number > 0 for each token, with any dtype of q: a temperature by position, as in
             Llama 4.  Its shape is then [tokens, 1], or [tokens] for queries that are not fp8.  For fp8 queries it
             includes the descale, and may be [tokens, kv_heads].  Padding may hold anything.  If there are as many
@@ -276,14 +279,20 @@ def write_kv(
         k: [tokens, kv_heads, head_dim] float16 | bfloat16 | float32; last axis contiguous.
         v: [tokens, kv_heads, value_dim], dtype of k; last axis contiguous.  None: values are the first dims of keys
             (v_cache in paged_attention), and writing k writes them.
-        k_cache, v_cache: as in paged_attention; dtype of k, or fp8.  With v = None, v_cache may be None, or the view
-            k_cache[..., :value_dim].
+        k_cache, v_cache: as in paged_attention; dtype of k, fp8, or int8.  With v = None, v_cache may be None, or
+            the view k_cache[..., :value_dim].
         slot_mapping: [tokens] int32 | int64; page * page_size + slot of each token.  Negative: the token is skipped.
             No slot may occur twice.
         kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
-        k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads].  An fp8 cache holds
-            clamp(value / scale), rounded to nearest.  Required for an fp8 cache, and None for another.  With v = None,
-            v_scale is None.
+        k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads].  An fp8 or int8 cache holds
+            clamp(value / scale), rounded to nearest, to even where two numbers are as near; quotients are float32.
+            int8 is clamped to +-127, and stores 0 for NaN.  Required for an fp8 or int8 cache, and None for another.
+            With v = None, v_scale is None.
+            A scale by token, as in paged_attention, is written: the largest magnitude of a token's head / the largest
+            number of the cache's dtype (448, 57344 or 127), in float32.  float16 scales are rounded to nearest, and at
+            most 65504; values are divided by the scale as stored.  Where a head is all zeros, or its scale rounds to 0,
+            the scale and what is stored are 0.  Where a head has a NaN or an infinity, its scale is NaN and what is
+            stored is 0, so it reads as NaN; other heads and tokens do not change.
         check: as in paged_attention; finds slots outside the cache, and slots that occur twice.
 
     Raises:
@@ -353,7 +362,7 @@ def write_qkv(
             = None k_norm [value_dim] is of the latent, and q_norm is None.
         eps: number >= 0, added to the mean square.
         norm_offset: number added to the weights: 1.0 where a model stores weight - 1.
-        k_scale, v_scale: as in write_kv.
+        k_scale, v_scale: as in write_kv, but not by token.
         q_out: [tokens, heads, head_dim] (of latents [tokens, heads, rope_dim]), dtype of q, or fp8; last axis
             contiguous.  It is written and returned.  q_out may be q itself, or the part of a packed tensor that is q.
             Otherwise it may share no memory with any argument.  Only the first call of given shapes and strides

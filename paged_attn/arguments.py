@@ -22,6 +22,9 @@ RESULT = "result"  # a tensor; if None, the call allocates it
 OPTION = "option"  # a value on the host
 CHECK = "check"  # a value on the host that changes no plan, kernel or result
 
+# Kinds of scales that prepare() and the command tell apart.
+SCALES = ("number", "tensor", "per_head", "per_seq", "per_token", "per_token_float16")
+
 # Reasons why prepare() has no keyword for an argument.
 LENGTHS = "the batches that prepare() goes through have all lengths"
 ALWAYS_SO = "prepare() takes its default"
@@ -178,8 +181,8 @@ ARGUMENTS = (
     Argument(
         "q_scale", SCALE, None, "Tensor?", (), ("token_scales",), ("scales", "token_scales"), ("token_scales",)
     ),
-    Argument("k_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
-    Argument("v_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
+    Argument("k_scale", SCALE, None, "Tensor?", (), ("slot_scales",), ("scales",), ("scales",)),
+    Argument("v_scale", SCALE, None, "Tensor?", (), ("slot_scales",), ("scales",), ("scales",)),
     Argument(
         "gate", TENSOR, None, "Tensor?", (), (), ("gate",), ("gate",),
         axes=("tokens", "heads", "value_dim"), dtypes="beside scores",
@@ -307,6 +310,11 @@ def scales_tokens(q_scale: Any, q: Any) -> bool:
     if q.dtype.itemsize > 1:
         return True
     return bool(q_scale.ndim == 2 and q_scale.shape[0] == q.shape[0] > 1 and q_scale.stride(0) != 0)
+
+
+def scales_slots(scale: Any) -> bool:
+    """Whether k_scale or v_scale has a number for each slot and KV head of the cache: it has three axes."""
+    return getattr(scale, "ndim", 0) == 3
 
 
 def bound(given: dict[str, Any]) -> tuple[Tensors, Options]:

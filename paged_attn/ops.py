@@ -13,6 +13,7 @@ Where torch traces `write_kv`, two operators replace it, each of which changes o
 operator change each buffer in place once.  If one operator changed two views of a buffer, torch would copy a view.
 `write_qkv` becomes `write_projections`, one launch; only if both caches lie in one buffer, `write_queries_keys` and
 `write_values`.
+Scales by token, which a write changes, are arguments of their own: `k_slot_scale` and `v_slot_scale`.
 """
 
 import functools
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from .arguments import ARGUMENTS, OPTION, PLACES, SCALE, Options, Tensors, of_kind, schema
+from .arguments import ARGUMENTS, OPTION, PLACES, SCALE, Options, Tensors, of_kind, scales_slots, schema
 from .calls.untraced import at_first_call, from_text, listed, untraced
 from .checks.argument_rows import check_options
 from .checks.axes import values_apart
@@ -43,7 +44,8 @@ gather = at_first_call("gather", ".calls.pages", globals())
 
 WRITE = """(
     Tensor k, Tensor? v, Tensor{keys} k_cache, Tensor{values}? v_cache, Tensor slot_mapping,
-    *, str kv_layout="NHD", Tensor? k_scale=None, Tensor? v_scale=None, bool? check=None
+    *, str kv_layout="NHD", Tensor? k_scale=None, Tensor? v_scale=None, bool? check=None,
+    Tensor{key_scales}? k_slot_scale=None, Tensor{value_scales}? v_slot_scale=None
 )"""
 WRITE_QKV = """(
     Tensor[] qkv, Tensor(a!) k_cache, Tensor{values}? v_cache, Tensor slot_mapping, Tensor(c!) q_out, *,
@@ -51,6 +53,7 @@ WRITE_QKV = """(
     int[]? mrope_sections=None, Tensor? q_norm=None, Tensor? k_norm=None, float eps=1e-6, float norm_offset=0.0,
     Tensor? k_scale=None, Tensor? v_scale=None, Tensor? q_scale=None, bool? check=None
 )"""
+CHANGED = ("keys", "values", "key_scales", "value_scales")
 _library = torch.library.Library("paged_attn", "DEF")
 
 
@@ -78,19 +81,26 @@ def _attention({listed(_FIRST)} {listed(f"{x.name}={x.default!r}" for x in _NAME
 @untraced
 def _write(
     k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, kv_layout: Any = "NHD", k_scale: Any = None,
-    v_scale: Any = None, check: Any = None, part: str | None = None,
+    v_scale: Any = None, check: Any = None, k_slot_scale: Any = None, v_slot_scale: Any = None, part: str | None = None,
 ) -> None:  # fmt: skip
     """Write both caches in one launch, or the cache of one `part`."""
     if part is None and watched(k, v, k_cache, v_cache, slot_mapping):
+        if scales_slots(k_scale):
+            k_scale, k_slot_scale = None, k_scale
+        if scales_slots(v_scale):
+            v_scale, v_slot_scale = None, v_scale
         operators = [torch.ops.paged_attn.write_keys, torch.ops.paged_attn.write_values]
         if v is None:
             _refuse_apart(v_cache, k_cache)
             v_cache, operators = None, operators[:1]
         for operator in operators:
             operator(
-                k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale, check=check
-            )
+                k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale,
+                check=check, k_slot_scale=k_slot_scale, v_slot_scale=v_slot_scale,
+            )  # fmt: skip
     else:
+        k_scale = k_scale if k_slot_scale is None else k_slot_scale
+        v_scale = v_scale if v_slot_scale is None else v_slot_scale
         write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, check, part)
 
 
@@ -206,11 +216,17 @@ def _register(schema: str, function: Callable[..., Any], looks: Callable[..., An
 
 _register(f"attention{schema()} -> ()", _attention, _nothing)
 _register(f"attention_lse{schema()} -> Tensor", functools.partial(_attention, return_lse=True), _lse)
-_register(f"write_kv{WRITE.format(keys='(a!)', values='(b!)')} -> ()", _write, None)
-_register(f"write_keys{WRITE.format(keys='(a!)', values='')} -> ()", functools.partial(_write, part="keys"), _nothing)
-_register(
-    f"write_values{WRITE.format(keys='', values='(a!)')} -> ()", functools.partial(_write, part="values"), _nothing
-)
+
+
+def _written(name: str, *changed: str) -> str:
+    """Schema of an operator that writes, with these of keys, values, key_scales and value_scales changed."""
+    marks = {x: f"({letter}!)" if x in changed else "" for x, letter in zip(CHANGED, "abcd")}
+    return f"{name}{WRITE.format(**marks)} -> ()"
+
+
+_register(_written("write_kv", *CHANGED), _write, None)
+_register(_written("write_keys", *CHANGED[::2]), functools.partial(_write, part="keys"), _nothing)
+_register(_written("write_values", *CHANGED[1::2]), functools.partial(_write, part="values"), _nothing)
 _register(f"write_qkv{WRITE_QKV.format(values='(b!)')} -> ()", _write_qkv, None)
 _register(f"write_projections{WRITE_QKV.format(values='(b!)')} -> ()", _fused, _nothing)
 _register(f"write_queries_keys{WRITE_QKV.format(values='')} -> ()", functools.partial(_fused, part="keys"), _nothing)
@@ -261,8 +277,10 @@ def write_kv(
         boolean("check", check, "True, False or None")
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     _no_gradients({"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, **scales})
+    by_slot = {f"{name[0]}_slot_scale": scale for name, scale in scales.items() if scales_slots(scale)}
+    others = {name: scale for name, scale in scales.items() if not scales_slots(scale)}
     torch.ops.paged_attn.write_kv(
-        k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, check=check, **_scales(scales, k)
+        k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, check=check, **_scales(others, k), **by_slot
     )
 
 

@@ -87,6 +87,7 @@ def _call(held: list[Any], options: Options, head_dim: int) -> Call:
     slots_right = None if apart else right
     if x.causal_seqs is not None and slots_right is None:
         slots_right = FAR
+    v_scale = x.k_scale if x.v_scale is None else x.v_scale  # values within keys have the scale of keys
     as_given = {name: getattr(x if name in TENSORS else options, name) for name in IN_MODIFIERS}
     # a position plus any of these numbers still fits 32 bits
     as_given |= {name: min(value, FAR) for name, value in as_given.items() if type(value) is int}
@@ -113,14 +114,14 @@ def _call(held: list[Any], options: Options, head_dim: int) -> Call:
         out=layout.rows(x.out),
         lse=lse,
         query=layout.rows(x.q),
-        cache=layout.cache(x.k_cache, x.v_cache, options.kv_layout),
+        cache=layout.cache(x.k_cache, x.v_cache, options.kv_layout, x.k_scale, v_scale),
         new=None if x.k_new is None else _new(x.k_new, x.v_new),
         query_starts=x.cu_seqlens_q,
         seq_lens=x.seq_lens,
         page_table=x.page_table,
         page_starts=layout.page_starts(x.page_table, x.page_starts),
         mods=mods,
-        scales=scales(scale, x.q_scale, x.k_scale, x.v_scale, x.out_scale, x.gate, scales_tokens(x.q_scale, x.q)),
+        scales=scales(scale, x.q_scale, x.k_scale, v_scale, x.out_scale, x.gate, scales_tokens(x.q_scale, x.q)),
     )
 
 
@@ -140,9 +141,10 @@ def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device:
     block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // max(dim, value_padded)))
     grid = (axes.tokens, cdiv(axes.kv_heads, block_heads))
     if part == "keys":  # there may be no values
-        new, cache = KeyValues(layout.rows(k), None), KeyValues(layout.keys(k_cache, kv_layout), None)
+        new, cache = KeyValues(layout.rows(k), None), KeyValues(layout.keys(k_cache, kv_layout, k_scale), None)
     else:
-        new, cache = KeyValues(layout.rows(k), layout.rows(v)), layout.cache(k_cache, v_cache, kv_layout)
+        new = KeyValues(layout.rows(k), layout.rows(v))
+        cache = layout.cache(k_cache, v_cache, kv_layout, k_scale, v_scale)
     if part == "values":
         new, cache = new._replace(key=None), cache._replace(key=None)
     args = (

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arguments import BY_NAME, BY_ROWS, PLACES, REFUSED, WITHIN, Options, Tensors
+from ..arguments import BY_NAME, BY_ROWS, PLACES, REFUSED, WITHIN, Options, Tensors, scales_slots
 from ..launching.locks import FIRST
 from ..strides import lies_in
 from .axes import MAX_DIM, MAX_WORDS, Axes, Door, check_query_scale
 from .contents import check_attention_contents, check_write_contents
-from .kernel_tensors import BIAS_FOR, BOOL, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME
+from .kernel_tensors import BIAS_FOR, BOOL, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME, SCALED
 from .options import boolean, both, choice, integer, number, shard, window
 from .overlap import no_overlap, same_elements, writable
 from .page_table import STARTS, admit_page_table
@@ -98,7 +98,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
             if sizes["head_dim"] > MAX_DIM:
                 raise ValueError(f"v_new must be None with head_dim = {sizes['head_dim']}: values lie in k_new")
         beside, unscaled = ("k_cache", k_cache.dtype) if q.dtype in FP8 else ("q", q.dtype)
-        dtypes = HALF if unscaled in FP8 else SAME[unscaled]
+        dtypes = HALF if unscaled in SCALED else SAME[unscaled]
         door.tensor("k_new", k_new, ("tokens", "kv_heads", "head_dim"), dtypes, beside, unscaled)
         if not latent:
             door.tensor("v_new", v_new, ("tokens", "kv_heads", "value_dim"), SAME[k_new.dtype], "k_new", k_new.dtype)
@@ -127,8 +127,9 @@ def check_attention(given: Tensors, options: Options) -> Axes:
         others = {STARTS if name == "page_starts" else WITHIN.get(name, name): getattr(given, name) for name in APART}
         no_overlap("out", out, **others, **more)
     check_query_scale(door, given.q_scale, q)
-    door.scale("k_scale", given.k_scale, "k_cache", k_cache.dtype)
-    door.scale("v_scale", given.v_scale, "v_cache", v_cache.dtype)
+    door.cache_scale("k_scale", given.k_scale, "k_cache", k_cache.dtype)
+    if given.v_scale is not None or not lies_in(v_cache, k_cache):  # values within keys have the scale of keys
+        door.cache_scale("v_scale", given.v_scale, "v_cache", v_cache.dtype)
     door.scale("out_scale", given.out_scale, "out", (q if out is None else out).dtype, axis=None)
     check_options(**options._asdict())
     _check_together(given, options)
@@ -201,7 +202,10 @@ def check_write(
         door.caches(k_cache, v_cache, kv_layout, "k", k.dtype)
     door.tensor("slot_mapping", slot_mapping, ("tokens",), INTEGER)
     writable("k_cache", k_cache)
-    door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)
+    door.cache_scale("k_scale", k_scale, "k_cache", k_cache.dtype)
+    read = dict(k=k, v=v, slot_mapping=slot_mapping, k_cache=k_cache, v_cache=v_cache)
+    if scales_slots(k_scale):
+        _written_scale("k_scale", k_scale, **read, v_scale=v_scale)
     if v is None:
         if v_scale is not None:
             raise ValueError("v_scale must be None with v = None, for values are the first dims of keys")
@@ -210,7 +214,9 @@ def check_write(
         if not (same_elements(k, v) and same_elements(k_cache, v_cache)):
             latent = lies_in(v_cache, k_cache)
             no_overlap("v_cache", v_cache, latent and "pass v = None where keys hold their values", k_cache=k_cache)
-        door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
+        door.cache_scale("v_scale", v_scale, "v_cache", v_cache.dtype)
+        if scales_slots(v_scale):
+            _written_scale("v_scale", v_scale, **read, k_scale=k_scale)
     size = door.sizes
     return Axes(
         size["tokens"],
@@ -221,6 +227,12 @@ def check_write(
         page_size=size["page_size"],
         x=size.get("x", 0),
     )
+
+
+def _written_scale(name: str, scale: Any, **others: Any) -> None:
+    """Check a scale by token that a call writes: its numbers lie apart, and apart from all else."""
+    writable(name, scale)
+    no_overlap(name, scale, **others)
 
 
 def check_merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> Axes:

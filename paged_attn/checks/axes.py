@@ -13,7 +13,7 @@ from torch import Tensor
 from ..arguments import scales_tokens
 from ..strides import lies_in
 from . import cures
-from .kernel_tensors import CACHE_FOR, FLOAT32, FP8, SAME, names, plain
+from .kernel_tensors import CACHE_FOR, FLOAT32, FP8, SAME, SCALED, SLOT_SCALE, names, plain
 from .options import choice, kind, scale_number
 from .swapped import LAYOUTS, OTHER, reading, shares_out
 
@@ -143,7 +143,7 @@ class Door:
             return ""
         given = shape[axes.index("kv_heads")]
         fits = given == sizes["page_size"] != sizes["kv_heads"]
-        return f": {reading(*self.cache, True)}" if fits and name != "v_cache" else ""
+        return f": {reading(*self.cache, True)}" if fits and name not in ("v_cache", "k_scale", "v_scale") else ""
 
     def wrong_heads(self, heads: int) -> ValueError:
         """The error for a number of query heads that kv_heads does not divide; kv_layout may be wrong."""
@@ -212,23 +212,36 @@ class Door:
     def scale(
         self, name: str, value: Any, of: str, dtype: torch.dtype, axis: str | None = "kv_heads", more: str = ""
     ) -> None:
-        """Check a scale: required for an fp8 tensor, refused for another.
+        """Check a scale: required for a tensor of fp8 or int8, refused for another.
 
         of, dtype: the tensor that is scaled.  axis: name of the axis along which the scale may differ; None: one number
         only.  more: further shapes, for the error.
         """
         if value is None:
-            if dtype in FP8:
+            if dtype in SCALED:
                 cure = "pass it, or a bfloat16 out" if of == "out" else "1.0 if what is stored is not scaled"
                 told = f"{names((dtype,))}: {cure}"
                 raise ValueError(f"{name} is required, for {of} is {told}")
-        elif dtype not in FP8:
-            raise ValueError(f"{name} must be None, for {of} is {names((dtype,))} and not fp8")
+        elif dtype not in SCALED:
+            kinds = "fp8 or int8" if of in cures.CACHES else "fp8"
+            raise ValueError(f"{name} must be None, for {of} is {names((dtype,))} and not {kinds}")
         elif not isinstance(value, Tensor):
             scale_number(name, value)
         else:
             self.place(name, value, FLOAT32)
             self._scale_shape(name, value, axis, more)
+
+    def cache_scale(self, name: str, value: Any, of: str, dtype: torch.dtype) -> None:
+        """Check k_scale or v_scale: as `scale`, or with a number for each slot and KV head of the cache.
+
+        x-packed caches have such scales in the order of HND.
+        """
+        axes = LAYOUTS["HND" if self.cache is None else self.cache[0]][:3]
+        if isinstance(value, Tensor) and value.ndim > 2 and dtype in SCALED:
+            self.place(name, value, SLOT_SCALE)
+            self.bind(name, value, axes)
+        else:
+            self.scale(name, value, of, dtype, more=f", or by token [{', '.join(axes)}]")
 
     def _scale_shape(self, name: str, value: Tensor, axis: str | None, by_token: str) -> None:
         """Check a scale's shape: one number, [axis], [1, axis] or [seqs, axis].

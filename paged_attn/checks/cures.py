@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernel_tensors import FLOAT, FP8, names
+from .kernel_tensors import FLOAT, FP8, SCALED, names
 
 OUT = ": leave it out, or torch.empty makes it"  # out has no contents to convert
 SINGLE = {"n": "one set of keys", "batch": "one sequence"}  # name of a first axis -> what a tensor without it holds
@@ -49,10 +49,9 @@ def of_dtype(
     """
     if name == "out":
         return OUT
-    fp8 = tuple([x for x in dtypes if x in FP8])
-    if name in CACHES and fp8 and given in (torch.uint8, torch.int8):
-        view = f"{name}.view(torch.{names(fp8[:1])}) if its bytes are fp8"
-        return f": {view}" + ", for int8 numbers are not served" * (given is torch.int8)
+    bytes_of = tuple([x for x in dtypes if x in SCALED])
+    if name in CACHES and bytes_of and given in (torch.uint8, torch.int8):
+        return f": {name}.view(torch.{names(bytes_of[:1])}) if its bytes are {'fp8' if bytes_of[0] in FP8 else 'int8'}"
     if name == "k_cache" and given in FLOAT and decides in FLOAT:
         return f": {beside}.to(torch.{names((given,))}), or a cache of {names((decides,))}"
     return f": {name.split()[0]}.to(torch.{names(dtypes[:1])})"

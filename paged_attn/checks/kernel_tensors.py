@@ -12,12 +12,14 @@ HALF = (torch.float16, torch.bfloat16)
 FLOAT = (*HALF, torch.float32)
 QUERY = (*FLOAT, *FP8)
 FLOAT32 = (torch.float32,)
+SLOT_SCALE = (torch.float32, torch.float16)
+SCALED = (*FP8, torch.int8)  # caches of numbers / scale: the keys of records/formats.LARGEST, which is imported later
 INTEGER = (torch.int32, torch.int64)
 BOOL = (torch.bool,)
 INT32 = (torch.int32,)
-SAME = {dtype: (dtype,) for dtype in QUERY}
+SAME = {dtype: (dtype,) for dtype in (*FLOAT, *SCALED)}
 # dtype of q -> dtypes of the caches (CACHE_FOR), and dtypes of sinks, qq_bias and gate (BIAS_FOR)
-CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
+CACHE_FOR = {dtype: (dtype, *SCALED) if dtype in FLOAT else (*HALF, *SCALED) for dtype in QUERY}
 BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
 
 # what a score_mod may be given a pointer to: the keys of kernels/common/score_mod.POINTERS, which Triton's names take

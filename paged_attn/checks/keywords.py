@@ -70,7 +70,9 @@ ATTENTION = _named(
     ("q_descale", "q_scale"),
     ("k_descale", "k_scale"),
     ("v_descale", "v_scale"),
-    ("k_scale_cache v_scale_cache kv_cache_sf", "nothing, for k_scale and v_scale are of heads, not of tokens"),
+    ("k_scale_cache", "k_scale, by token"),
+    ("v_scale_cache", "v_scale, by token"),
+    ("kv_cache_sf", "nothing, for k_scale and v_scale are of heads or tokens, not of blocks of dims"),
     (
         "attn_mask attn_bias attention_mask custom_mask packed_custom_mask mask",
         "qq_bias or qq_mask among the call's own tokens, else causal, window_size, spans or score_mod",

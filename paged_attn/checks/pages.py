@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .axes import PACKED, Door
-from .kernel_tensors import FLOAT, FLOAT32, FP8, INTEGER, names
+from .kernel_tensors import FLOAT, FLOAT32, INTEGER, SCALED, names
 from .options import choice, integer, kind, refused, scale_number, unboxed
 from .overlap import first_overlap, no_overlap, writable
 from .page_table import STARTS, admit_page_table, first_true
@@ -17,7 +17,7 @@ from .swapped import LAYOUTS
 
 VALUES = "HDN"  # x-packed values
 LAYOUT_OF_ROWS = LAYOUTS | {VALUES: ("pages", "kv_heads", "head_dim", "page_size")}
-SCALED = (*FLOAT, *FP8, torch.int8)  # what gather_pages can multiply by a scale
+GATHERED = (*FLOAT, *SCALED)  # what gather_pages can multiply by a scale
 SCALES = (*FLOAT32, torch.float16)
 
 
@@ -186,7 +186,7 @@ def check_gather(
     door = Door()
     axes = PACKED if cache.ndim == 5 else LAYOUT_OF_ROWS[kv_layout]
     scaled = scale is not None or (isinstance(out, Tensor) and out.dtype != cache.dtype)
-    door.tensor("cache", cache, axes, SCALED if scaled else (cache.dtype,))
+    door.tensor("cache", cache, axes, GATHERED if scaled else (cache.dtype,))
     door.sizes["head_dim"] = dims
     if min(heads, dims, door.sizes["page_size"]) < 1:
         raise refused("cache", f"[{', '.join(axes)}], none but pages 0", list(cache.shape))

@@ -11,15 +11,12 @@ from paged_attn.cli.command_options import FP8, HALF, positive, torch_dtype
 from paged_attn.cli.printing import console, here, name_of, print_json
 from paged_attn.launching import gpus
 
-SCALES = ["number", "tensor", "per_head", "per_seq"]
-
 
 @click.command(cls=command_options.OfModel)
 @command_options.of_model
 @click.option("--out-dtype", type=command_options.Dtype(HALF + FP8), help="Of results.  [as --dtype; of fp8 bfloat16]")
 @click.option("--sinks", type=command_options.Dtype(HALF), help="Of sinks, if there are any.")
 @click.option("--gate", type=command_options.Dtype(HALF), help="Of the gate of results, if there is one.")
-@click.option("--scales", type=click.Choice(SCALES), default="number", show_default=True)
 @click.option("--integers", type=click.Choice(["int32", "int64"]), default="int32", show_default=True)
 @click.option("--page-stride", type=click.IntRange(0), default=0, help="Slots from page to page.  [as --page-size]")
 @click.option("--page-indices", type=click.Choice(["int32", "int64"]), help="Indices of a ragged table.  [it is dense]")

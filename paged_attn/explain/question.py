@@ -73,6 +73,8 @@ def memory(question: Question) -> dict[str, int]:
     key = model.kv_heads * (model.head_dim + model.value_width * (not model.latent))
     new = tokens if model.new else 0
     lse = {"log-sum-exps": 4 * tokens * model.heads} if model.return_lse else {}
+    stored = (keys - new) * model.kv_heads * (1 if model.latent else 2)
+    scales = {"scales": stored * model.slot_scale.itemsize} if model.slot_scale is not None else {}
     gate = {"gate": tokens * model.heads * model.value_width * model.gate.itemsize} if model.gate is not None else {}
     return {
         "keys and values": key * ((keys - new) * model.cache_dtype.itemsize + new * new_dtype(model).itemsize),
@@ -80,6 +82,7 @@ def memory(question: Question) -> dict[str, int]:
         "results": tokens * model.heads * model.value_width * model.out_dtype.itemsize,
         "page ids": 4 * sum(page_ids(q, k, model.page_size, bounds) for q, k in lengths),
         "lengths": 4 * (len(lengths) + (len(lengths) + 1 if question.ragged else 0)),
+        **scales,
         **lse,
         **gate,
     }
@@ -221,7 +224,6 @@ def question_of(
         window_size=window,
         sinks=torch.float32 if sinks else None,
         gate=(torch.bfloat16 if is_fp8(dtype) else dtype) if gate else None,
-        scales="number",
         return_lse=lse or shard is not None,
         score_mod=named_by(score_mod, score_mod_args),
         value_dim=value_dim,

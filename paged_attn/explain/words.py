@@ -34,6 +34,7 @@ def call_of(question: Question) -> str:
     batch = " + ".join(f"{n} x {queries(q)} at {k} keys" for (q, k), n in list(counts.items())[:4])
     batch += f" + {len(counts) - 4} other kinds" if len(counts) > 4 else ""
     cache = "" if model.cache_dtype == model.dtype else f" over {_name(model.cache_dtype)}"
+    cache += " with scales by token" if model.slot_scale is not None else ""
     width = "" if model.value_width == model.head_dim else f" and values of {model.value_width}"
     width = f" whose first {model.value_width} are values" if model.latent else width
     sizes = f"{model.heads} heads on {model.kv_heads} of {model.head_dim}{width}, {_name(model.dtype)}{cache}"

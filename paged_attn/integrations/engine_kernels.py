@@ -28,7 +28,7 @@ from paged_attn.preparation.model import Model, distinct
 from paged_attn.preparation.prepare import Summary
 from paged_attn.preparation.processes import CHUNK, ModelBatches, Pool, collect, processors
 from paged_attn.preparation.score_mod_ref import named
-from paged_attn.records.formats import is_fp8
+from paged_attn.records.formats import is_scaled
 
 VARIABLE = "PAGED_ATTN_PREPARE"
 SECONDS = 600.0  # that a first call waits for kernels, at most: a hundred times what many processors need
@@ -177,7 +177,7 @@ def prepare_for(host: str, told: dict[str, Any], drafts: int, device: Device | N
     """
     given, sizes = dict(told), {name: told[name] for name in ("max_seqs", "max_tokens", "max_seqlen")}
     given["score_mod"] = named(given.get("score_mod"), given.get("score_mod_args", ()))
-    if given["scales"] == "number" and (is_fp8(given["cache_dtype"]) or is_fp8(given["out_dtype"])):
+    if given["scales"] == "number" and (is_scaled(given["cache_dtype"]) or is_scaled(given["out_dtype"])):
         given["scales"] = "tensor"  # hosts hold scales as tensors
     model = plain(**{name: given[name] for name in Model._fields if name in given} | OF_HOST[host])
     page, most = model.page_size, sizes["max_seqlen"]

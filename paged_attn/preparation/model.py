@@ -13,7 +13,7 @@ import torch
 from ..arguments import BY_ROWS, OF_MODELS, WITHIN, bound
 from ..launching.platform import Device
 from ..planning.dialects import dialect
-from ..records.formats import is_fp8
+from ..records.formats import is_scaled
 from ..records.key_bounds import key_bounds_of
 from .score_mod_ref import Named
 
@@ -62,6 +62,12 @@ class _Written(NamedTuple):
         """Dims of values and results."""
         return self.value_dim or self.head_dim
 
+    @property
+    def slot_scale(self) -> torch.dtype | None:
+        """Dtype of scales by token of the cache; None: the cache has other scales, or none."""
+        kinds = {"per_token": torch.float32, "per_token_float16": torch.float16}
+        return kinds.get(self.scales) if is_scaled(self.cache_dtype) else None
+
 
 # Other options of calls that are fields of a model: passed on to calls, and not read here.
 PASSED = {x.name: x.default for x in OF_MODELS if x.name not in _Written._fields}
@@ -77,6 +83,7 @@ else:
 
         __slots__ = ()
         value_width = _Written.value_width
+        slot_scale = _Written.slot_scale
 
 
 class Lengths(NamedTuple):
@@ -149,7 +156,7 @@ def _problem_of(model: Model, device: Device, **options: Any) -> Problem:
 
 def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
     """Arguments of paged_attention for a batch: tensors on the CPU whose memory is never written or read."""
-    k_cache, v_cache = caches(model, 2 if model.page_stride else 1)
+    k_cache, v_cache, of_slots = caches(model, 2 if model.page_stride else 1)
     kv_heads, head_dim = model.kv_heads, model.head_dim
     call: dict[str, Any] = dict(
         q=torch.empty(batch.tokens, model.heads, head_dim, dtype=model.dtype),
@@ -171,11 +178,12 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
     call |= _by_rows(model, batch)
     if model.score_mod is not None:
         call["score_mod"], call["score_mod_args"] = model.score_mod.function, model.score_mod.score_mod_args()
-    shape = {"number": None, "tensor": (1,), "per_head": (kv_heads,), "per_seq": (batch.seqs, kv_heads)}[model.scales]
+    shape = {"number": None, "per_head": (kv_heads,), "per_seq": (batch.seqs, kv_heads)}.get(model.scales, (1,))
     scale = 1.0 if shape is None else torch.empty(shape)
     for name, dtype in dict(q=model.dtype, k=model.cache_dtype, v=model.cache_dtype, out=model.out_dtype).items():
-        if is_fp8(dtype):
-            call[f"{name}_scale"] = torch.empty(1) if name == "out" and model.scales != "number" else scale
+        if is_scaled(dtype):
+            one = name == "out" and model.scales != "number"
+            call[f"{name}_scale"] = torch.empty(1) if one else of_slots.get(name, scale)
     if model.token_scales:
         call["q_scale"] = torch.empty(batch.tokens, 1)
     return call
@@ -201,8 +209,8 @@ def _page_table(model: Model, batch: Lengths) -> Any:
     return torch.empty(batch.seqs + 1, dtype=model.integers), torch.empty(batch.seqs * pages, dtype=model.page_indices)
 
 
-def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Caches of the model's layout, not filled."""
+def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Caches of the model's layout, and their scales by token, of "k" and "v", if they have such; not filled."""
     page, kv_heads, dim, value_dim = model.page_size, model.kv_heads, model.head_dim, model.value_width
     if model.kv_layout == "x":
         x = 16 // model.cache_dtype.itemsize
@@ -211,10 +219,19 @@ def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
         slots = (page, kv_heads) if model.kv_layout == "NHD" else (kv_heads, page)
         shapes = ((*slots, dim), (*slots, value_dim))
     if model.side_by_side:
-        both = torch.empty(pages, *shapes[0][:-1], dim + value_dim, dtype=model.cache_dtype)
-        return both[..., :dim], both[..., dim:]
+        tail = 0 if model.slot_scale is None else model.slot_scale.itemsize
+        parts = (dim, tail, value_dim, tail)
+        both = torch.empty(pages, *shapes[0][:-1], sum(parts), dtype=model.cache_dtype)
+        k, k_tail, v, v_tail = both.split(parts, -1)
+        if model.slot_scale is None:
+            return k, v, {}
+        return k, v, {name: x.view(model.slot_scale)[..., 0] for name, x in (("k", k_tail), ("v", v_tail))}
     k, v = (_pages(model, pages, shape) for shape in shapes)
-    return k, k[..., :value_dim] if model.latent else v
+    scales = {}
+    if model.slot_scale is not None:
+        by_slot = (pages, page, kv_heads) if model.kv_layout == "NHD" else (pages, kv_heads, page)
+        scales = {name: torch.empty(by_slot, dtype=model.slot_scale) for name in "kv"}
+    return k, k[..., :value_dim] if model.latent else v, scales
 
 
 def _pages(model: Model, pages: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -231,8 +248,8 @@ def new_rows(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor | No
 
 
 def new_dtype(model: Model) -> torch.dtype:
-    """Dtype of keys and values outside the cache: the first of the model's dtypes that is not fp8, or bfloat16."""
-    wide = [x for x in (model.dtype, model.cache_dtype, model.out_dtype) if not is_fp8(x)]
+    """Dtype of keys and values outside the cache: the first of the model's dtypes of 16 bits or more, or bfloat16."""
+    wide = [x for x in (model.dtype, model.cache_dtype, model.out_dtype) if not is_scaled(x)]
     return wide[0] if wide else torch.bfloat16
 
 

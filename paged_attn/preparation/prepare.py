@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from ..arguments import OF_MODELS
+from ..arguments import OF_MODELS, SCALES
 from ..checks.argument_rows import check_options
 from ..checks.keywords import refuse, told
 from ..checks.options import choice, integer, kind, unboxed
@@ -112,12 +112,14 @@ def prepare(
         gate: dtype of the gate.  None: no gate.
         score_mod, score_mod_args: as in paged_attention.  The function must belong to a module, because other
             processes import it.  Only dtypes of tensors matter.
-        scales: form of the scales of fp8 tensors.  Inside torch.compile numbers become tensors.
+        scales: form of the scales of fp8 and int8 tensors.  Inside torch.compile numbers become tensors.
 
             - "number": a number on the host.
             - "tensor": one number for all heads: [], [1], or expanded from one of these.
             - "per_head": [kv_heads], [1, kv_heads], or expanded from one of these.
             - "per_seq": [seqs, kv_heads], contiguous.
+            - "per_token", "per_token_float16": of the caches by token, contiguous, or, with side_by_side, behind rows
+              of keys and values.  Other tensors have "tensor".
         integers: dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans, query_positions and a tensor
             as window_size, torch.int32 or torch.int64.
         page_indices: dtype of indices if page_table is (indptr, indices); indptr has the dtype `integers`.  None:
@@ -181,7 +183,7 @@ def _check(model: Model) -> None:
             given = f"{kind(getattr(model, name))}: torch.bfloat16, for example"
             raise TypeError(f"{name} must be a torch.dtype, got {given}")
     choice("kv_layout", model.kv_layout, ("NHD", "HND", "x"))
-    choice("scales", model.scales, ("number", "tensor", "per_head", "per_seq"))
+    choice("scales", model.scales, SCALES)
     check_options(**{x.name: getattr(model, x.name) for x in OF_MODELS})
     if model.heads % model.kv_heads:
         given = f"{model.heads}: both of one device"

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..arguments import scales_slots
 from ..kernels.common.records import KeyValues, Modifiers, PageStarts, Rows, Scales, Scratch
 from ..launching.launch import COUNTERS, STATES
 
@@ -37,13 +38,15 @@ def scales(
 ) -> Scales:
     """Scales as kernels take them.  An absent scale is 1; a tensor of two axes has a row for each sequence, or one row.
 
+    Scales by slot are part of a cache's record (`layout.cache`), and 1 here.
+
     by_token: `query` has a row for each token instead.
     """
     of_tokens: tuple[Any, Any, Any] = (None, None, None)
     if by_token:
         of_tokens = (query, query.stride(0), query.stride(1) if query.ndim == 2 and query.shape[1] > 1 else 0)
         query = None
-    given = (query, key, value, out)
+    given = (query, *[1.0 if scales_slots(x) else x for x in (key, value)], out)
     numbers = [float(x) if isinstance(x, (int, float)) else 1.0 for x in given]
     tensors = [None if isinstance(x, (int, float)) else x for x in given]
     strides = [None if x is None else 0 if x.ndim == 0 or x.shape[-1] == 1 else x.stride(-1) for x in tensors]

@@ -2,12 +2,20 @@
 
 import torch
 
-MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
+# Bits behind sign and exponent of formats of one byte, which are passed to kernels as bytes; int8 has no exponent.
+MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2, torch.int8: 7}
+# Their largest numbers.  A cache holds number / scale.  int8 is symmetric: -128 is read, but never written.
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 
 
 def is_fp8(dtype: torch.dtype) -> bool:
-    """Whether elements of this type are passed to kernels as bytes."""
-    return dtype in MANTISSA
+    """Whether this is a floating-point format of one byte."""
+    return dtype in MANTISSA and dtype.is_floating_point
+
+
+def is_scaled(dtype: torch.dtype) -> bool:
+    """Whether numbers of this type are stored / scale: fp8 and int8."""
+    return dtype in LARGEST
 
 
 def page_of(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int]:

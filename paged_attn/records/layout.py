@@ -1,11 +1,13 @@
 """Cache layouts as strides, so that kernels need one address formula for all layouts."""
 
 import math
+from typing import Any
 
 import torch
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ..arguments import scales_slots
 from ..kernels.common.records import KV, KeyValues, PageStarts, Rows, Shape
 from .formats import MANTISSA
 
@@ -16,7 +18,7 @@ FAR_TOKENS, FAR_HEADS = 1 << 19, 1 << 23
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor, tl.constexpr]:
-    """(tensor to point at, FP8): fp8 goes as bytes, because the interpreter and some targets lack fp8 types."""
+    """(tensor to point at, FP8): fp8 and int8 go as bytes; the interpreter and some targets lack fp8 types."""
     fp8 = MANTISSA.get(x.dtype, 0)
     return x.view(torch.uint8) if fp8 else x, tl.constexpr(fp8)
 
@@ -68,20 +70,37 @@ def _align(x: torch.Tensor, *steps: int) -> tl.constexpr:
     return tl.constexpr(math.gcd(16, x.data_ptr() // x.element_size(), *steps))
 
 
-def keys(k_cache: torch.Tensor, kv_layout: str) -> KV:
-    """The key cache of a call; a 5-D tensor is x-packed."""
-    return packed_key(k_cache) if k_cache.ndim == 5 else paged(k_cache, kv_layout)
+def keys(k_cache: torch.Tensor, kv_layout: str, k_scale: Any = None) -> KV:
+    """The key cache of a call; a 5-D tensor is x-packed.  k_scale: any; only one by slot belongs to the record."""
+    if k_cache.ndim == 5:
+        return _by_slot(packed_key(k_cache), k_scale, "HND")
+    return _by_slot(paged(k_cache, kv_layout), k_scale, kv_layout)
 
 
-def cache(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> KeyValues:
-    """The caches of a call."""
-    return KeyValues(
-        keys(k_cache, kv_layout), packed_value(v_cache) if k_cache.ndim == 5 else paged(v_cache, kv_layout)
-    )
+def cache(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str, k_scale: Any = None, v_scale: Any = None
+) -> KeyValues:
+    """The caches of a call, with scales by slot if the scales are such."""
+    if k_cache.ndim == 5:
+        value = _by_slot(packed_value(v_cache), v_scale, "HND")
+    else:
+        value = _by_slot(paged(v_cache, kv_layout), v_scale, kv_layout)
+    return KeyValues(keys(k_cache, kv_layout, k_scale), value)
+
+
+def _by_slot(kv: KV, scale: Any, order: str) -> KV:
+    """Keys or values with their scales by slot, [pages, page_size, kv_heads] in the order of NHD.
+
+    Unchanged if the scales are other ones.
+    """
+    if not scales_slots(scale):
+        return kv
+    page, slot, head = scale.stride() if order == "NHD" else (scale.stride(i) for i in (0, 2, 1))
+    return kv._replace(scale_ptr=scale, scale_stride_page=page, scale_stride_slot=slot, scale_stride_head=head)
 
 
 def pairable(kv: KV, head_dim: int) -> bool:
-    """Whether dims of an fp8 cache can be read two at a time: all strides even, and half a head enough for a dot."""
+    """Whether dims of a cache of bytes can be read two at a time: strides are even, and half a head fits a dot."""
     if kv.FP8 == 0 or head_dim <= 16:
         return False
     steps = (kv.stride_page, kv.stride_slot, kv.stride_head, kv.stride_run, kv.RUN)
@@ -89,7 +108,7 @@ def pairable(kv: KV, head_dim: int) -> bool:
 
 
 def pairs(cache: KeyValues, head_dim: int, value_dim: int) -> KeyValues:
-    """The cache through int16 pointers: two fp8 dims an element, for keys and for values if they are `pairable`."""
+    """The cache through int16 pointers: two dims an element, for keys and for values if they are `pairable`."""
     return KeyValues(*(_pairs(kv) if pairable(kv, n) else kv for kv, n in zip(cache, (head_dim, value_dim))))
 
 
@@ -97,7 +116,16 @@ def _pairs(kv: KV) -> KV:
     ptr = kv.ptr.view(torch.int16)
     steps = (kv.stride_page, kv.stride_slot, kv.stride_head, kv.stride_run)
     page, slot, head, run = (step // 2 for step in steps)
-    return KV(ptr, page, slot, head, run, kv.RUN // 2, kv.FP8, _align(ptr, page, slot, head, run), tl.constexpr(2))
+    return kv._replace(
+        ptr=ptr,
+        stride_page=page,
+        stride_slot=slot,
+        stride_head=head,
+        stride_run=run,
+        RUN=kv.RUN // 2,
+        ALIGN=_align(ptr, page, slot, head, run),
+        PARTS=tl.constexpr(2),
+    )
 
 
 def of_known_steps(keys: KeyValues) -> KeyValues:
@@ -107,7 +135,9 @@ def of_known_steps(keys: KeyValues) -> KeyValues:
 
 def of_one_head(keys: KeyValues) -> KeyValues:
     """Keys and values with a head stride of 0, so that every KV head reads the first one."""
-    return KeyValues(*(kv._replace(stride_head=0) for kv in keys))
+    return KeyValues(
+        *(kv._replace(stride_head=0, scale_stride_head=None if kv.scale_ptr is None else 0) for kv in keys)
+    )
 
 
 def page_starts(page_table: torch.Tensor, starts: torch.Tensor | None) -> PageStarts | None:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import TINY, Options, Tensors, scales_tokens
+from ..arguments import TINY, Options, Tensors, scales_slots, scales_tokens
 from ..kernels.common.score_mod import ScoreMod, score_mod_of
 from ..launching.platform import Device
 from ..strides import lies_in
 from . import layout
-from .formats import is_fp8, page_of, value_dim_of
+from .formats import is_fp8, is_scaled, page_of, value_dim_of
 from .key_bounds import key_bounds_of
 
 INT32_MAX = 2**31 - 1
@@ -52,7 +52,7 @@ class Problem(NamedTuple):
     query: torch.dtype
     cache: torch.dtype
     packed: bool  # x-packed
-    pairable: bool  # all keys are fp8, and can be read two dims at a time
+    pairable: bool  # all keys are fp8 or int8, and can be read two dims at a time
     boxable: bool  # TMA can read the caches
     rows_per_page: int  # stride of pages in strides of slots (x-packed: 1); 0: TMA boxes cannot span several slots
     adjacent: bool  # a slot's KV heads lie side by side, in both caches
@@ -65,6 +65,7 @@ class Problem(NamedTuple):
     score_mod: ScoreMod | None = None
     value_dim: int | None = None  # dims of values and results; None: head_dim
     token_scales: bool = False  # scores are scaled by token
+    slot_scales: bool = False  # keys or values have a scale for each slot and KV head of the cache
     prefix: bool = False  # keys that stay visible behind a window
     spans: bool = False  # keys that some queries see before and behind them, perhaps beyond a window
     latent: bool = False  # values are the first dims of keys, in the same memory
@@ -138,6 +139,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
     page_size, kv_heads = page_of(k_cache, kv_layout)
     value_dim = value_dim_of(k_cache, v_cache)
     scale, new = options.softmax_scale, given.k_new is not None
+    slot_scales = scales_slots(given.k_scale) or scales_slots(given.v_scale)
     # Upper bounds that the host knows.  Queries: rows of q.  Keys: slots of a row of the page table, and new keys.  One
     # row of a ragged table may have all its pages.
     pages = given.page_table.shape[1 if given.page_starts is None else 0]
@@ -179,6 +181,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         score_mod=score_mod_of(options.score_mod, given.score_mod_args),
         value_dim=None if value_dim == head_dim else value_dim,
         token_scales=scales_tokens(given.q_scale, q),
+        slot_scales=slot_scales,
         latent=lies_in(v_cache, k_cache) and given.v_new is None,
         head_windows=given.head_windows is not None,
         stripes=None if options.shard is None else Stripes(*options.shard[1:]),
@@ -186,18 +189,18 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
 
 
 def _operand_dtype(q: Tensor, k_cache: Tensor, k_new: Tensor | None) -> torch.dtype:
-    """Dtype of the dots' operands: float32 for float32 queries, otherwise the dtype of keys that are not fp8.
+    """Dtype of the dots' operands: float32 for float32 queries, else the dtype of 16-bit keys.
 
-    If all keys are fp8 and the queries are not float32, the operands are float16, which holds every fp8 number.
+    If all keys are fp8 or int8 and queries are not float32, operands are float16, which holds every such number.
     bfloat16 keys may be anywhere in bfloat16's range; only queries are brought into float16's range, row by row.
     """
     keys = [x.dtype for x in (k_cache, k_new) if x is not None]
-    wide = [dtype for dtype in keys if not is_fp8(dtype)]
+    wide = [dtype for dtype in keys if not is_scaled(dtype)]
     return q.dtype if q.dtype == torch.float32 else wide[0] if wide else torch.float16
 
 
 def _pairable(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_layout: str) -> bool:
-    """Whether fp8 keys can be read two dims at a time."""
-    if q.dtype == torch.float32 or not is_fp8(k_cache.dtype):
+    """Whether fp8 or int8 keys can be read two dims at a time."""
+    if q.dtype == torch.float32 or not is_scaled(k_cache.dtype):
         return False
     return layout.pairable(layout.cache(k_cache, v_cache, kv_layout).key, q.shape[2])

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .cache import gather, own_number, pages_of_seq
-from .scales import Scale, narrow, per_kv_head, per_seq, per_token
+from .cache import gather, own_number, pages_of_seq, slot_scales
+from .scales import Scale, by_slot, narrow, per_kv_head, per_seq, per_token
 
 
 def paged_attention(
@@ -83,7 +83,10 @@ def paged_attention(
     lengths = seq_lens.tolist()
     starts = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     score_scale = scale * per_token(q_scale, starts, num_kv_heads, q)  # [tokens, G]
-    key_scales, value_scales = (per_seq(x, len(lengths), num_kv_heads, q)[..., None] for x in (k_scale, v_scale))
+    v_scale = k_scale if v_scale is None else v_scale  # values within keys
+    key_scales, value_scales = (
+        per_seq(None if by_slot(x) else x, len(lengths), num_kv_heads, q)[..., None] for x in (k_scale, v_scale)
+    )
     for seq, seq_len in enumerate(lengths):
         start, end = starts[seq], starts[seq + 1]
         query_len = end - start
@@ -107,8 +110,13 @@ def paged_attention(
             rank, world, stripe = shard
             key = key[key // stripe % world == rank]
         cached = key if k_new is None else key[key < context_len]
-        k, v = gather(k_cache, v_cache, pages_of_seq(page_table, seq), own_number(cached, shard), kv_layout)
+        pages, number = pages_of_seq(page_table, seq), own_number(cached, shard)
+        k, v = gather(k_cache, v_cache, pages, number, kv_layout)
         k, v = k * key_scales[seq], v * value_scales[seq]
+        if isinstance(k_scale, Tensor) and by_slot(k_scale):
+            k = k * slot_scales(k_scale, k_cache, pages, number, kv_layout)[..., None]
+        if isinstance(v_scale, Tensor) and by_slot(v_scale):
+            v = v * slot_scales(v_scale, k_cache, pages, number, kv_layout)[..., None]
         if k_new is not None:
             own = start + key[key >= context_len] - context_len
             values = k_new[..., :value_dim] if v_new is None else v_new

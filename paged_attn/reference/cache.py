@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .scales import Scale, narrow, per_kv_head
+from .scales import Scale, by_slot, narrow, per_kv_head, quantised
 
 
 def write_kv(
@@ -24,6 +24,7 @@ def write_kv(
 
     Token t of k and v goes to slot_mapping[t] = page * page_size + slot, or nowhere if slot_mapping[t] is negative.  If
     v is None, values are the first dims of keys, and writing the keys writes them.
+    Scales by token are computed and written, too.  Quotients are those of float32.
     """
     page_size = k_cache.shape[3 if k_cache.dim() == 5 else 2 if kv_layout == "HND" else 1]
     keep = slot_mapping >= 0
@@ -32,7 +33,12 @@ def write_kv(
     for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         if new is None or cache is None:
             continue
-        stored = narrow(new[keep].double() / per_kv_head(scale, num_kv_heads, k)[:, None], cache.dtype)
+        if isinstance(scale, Tensor) and by_slot(scale):
+            rows = scale if kv_layout == "NHD" and k_cache.dim() == 4 else scale.transpose(1, 2)
+            stored, rows[page, slot] = quantised(new[keep], scale, cache.dtype)
+        else:
+            by = per_kv_head(scale, num_kv_heads, k)[:, None]
+            stored = new[keep].to(cache.dtype) if scale is None else narrow(new[keep].float() / by.float(), cache.dtype)
         if cache.dim() == 5:  # [tokens, G, D]
             cache[page, :, :, slot] = stored.unflatten(-1, (cache.shape[2], cache.shape[4]))
         elif k_cache.dim() == 5:
@@ -57,6 +63,12 @@ def own_number(pos: Tensor, shard: tuple[int, int, int] | None) -> Tensor:
         return pos
     _, world, stripe = shard
     return pos // (stripe * world) * stripe + pos % stripe
+
+
+def slot_scales(scale: Tensor, k_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str) -> Tensor:
+    """Scales [N, G] of some positions [N] of one sequence."""
+    rows = scale if kv_layout == "NHD" and k_cache.dim() == 4 else scale.transpose(1, 2)
+    return rows[pages[pos // rows.shape[1]].long(), pos % rows.shape[1]].double()
 
 
 def gather(k_cache: Tensor, v_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str) -> tuple[Tensor, Tensor]:

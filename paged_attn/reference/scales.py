@@ -1,4 +1,4 @@
-"""Scales of heads and of tokens, and rounding."""
+"""Scales of heads, of tokens and of slots of the cache, and rounding."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 Scale = float | Tensor | None
+# The largest numbers of formats of one byte, which saturate at them.
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 
 
 def per_kv_head(scale: Scale, num_kv_heads: int, like: Tensor) -> Tensor:
@@ -37,9 +39,29 @@ def per_token(q_scale: Scale, starts: list[int], num_kv_heads: int, q: Tensor) -
     return found
 
 
+def by_slot(scale: Scale) -> bool:
+    """Whether k_scale or v_scale has a number for each slot and KV head of the cache."""
+    return isinstance(scale, Tensor) and scale.ndim == 3
+
+
+def quantised(values: Tensor, like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(stored numbers [tokens, kv_heads, dims], scales [tokens, kv_heads] of like's dtype) of a cache of this dtype.
+
+    A scale is the largest magnitude of a token's head / the largest number of dtype, in float32; float16 saturates.
+    Numbers are divided by the scale as stored.  A scale of 0, and one of NaN where a number is infinite or NaN, stand
+    beside stored zeros.
+    """
+    scales = values.float().abs().amax(-1) / LARGEST[dtype]
+    scales = torch.where(scales.isfinite(), scales.clamp(max=torch.finfo(like.dtype).max), torch.nan).to(like.dtype)
+    by = scales.float()[..., None]
+    return narrow(torch.where(by > 0, values.float() / by, 0.0), dtype), scales
+
+
 def narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast to the nearest number of dtype; fp8 types saturate."""
+    """Cast to the nearest number of dtype, to even where two are as near; types of one byte saturate.
+
+    int8 has no NaN, and stores 0.
+    """
     if dtype.itemsize == 1:
-        limit = torch.finfo(dtype).max
-        values = values.clamp(-limit, limit)
-    return values.to(dtype)
+        values = values.clamp(-LARGEST[dtype], LARGEST[dtype])
+    return values.round().nan_to_num(nan=0.0).to(dtype) if dtype == torch.int8 else values.to(dtype)

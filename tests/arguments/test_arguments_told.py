@@ -62,8 +62,8 @@ OTHER: dict[str, tuple[Any, ...]] = {x.name: x.others for x in ARGUMENTS if x.ot
     "score_mod": (None, alibi),
     "score_mod_args": ((half(4), 3.0), (half(4).float(), 3)),
     "q_scale": (2.0, torch.ones(4)),
-    "k_scale": (2.0,),
-    "v_scale": (2.0,),
+    "k_scale": (2.0, torch.ones(6, 8, 2)),
+    "v_scale": (2.0, torch.ones(6, 8, 2)),
     "gate": (half(4, 4, 64),),
     "out": (half(4, 4, 64),),
     "out_scale": (2.0,),
@@ -205,6 +205,7 @@ VALUES: dict[str, Any] = {x.name: x.others[0] for x in OF_MODELS} | dict(
     qq_mask=2,
     query_positions=True, gate=True, token_scales=True, new=True, lse=True, layout="HND", batch_invariant=True,
     heads=16, kv_heads=4, head_dim=64, page_size=32, value_dim=48, latent=True, dtype=torch.float16,
+    scales="per_head",
     kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9, max_keys=99,
     score_mod="tests.support.score_mods:relative", score_mod_args="float32,37", side_by_side=True,
 )  # fmt: skip

@@ -25,9 +25,11 @@ from tests.support.bad_input import (
 from tests.support.cases import E4M3, Case, build
 
 NAN, INF = float("nan"), float("inf")
-SCALES = "[], [1], [kv_heads], [1, kv_heads] or [seqs, kv_heads] with kv_heads = 2, seqs = 3"
-
-BY_TOKEN = SCALES.replace(" with", ", by token [tokens, 1] or [tokens, kv_heads] with")
+BY_SLOT = "[pages, page_size, kv_heads]"
+HEADS = "[], [1], [kv_heads], [1, kv_heads] or [seqs, kv_heads]"
+SCALES = f"{HEADS}, or by token {BY_SLOT} with kv_heads = 2, seqs = 3"
+SLOTS = "pages = 12, page_size = 8, kv_heads = 2 from k_cache"
+BY_TOKEN = f"{HEADS}, by token [tokens, 1] or [tokens, kv_heads] with kv_heads = 2, seqs = 3"
 OF_TOKENS = "None, [tokens] or [tokens, 1] with tokens = 5 beside bfloat16 queries"
 
 WINDOW = "(left, right), two ints >= -1, or a tensor [heads, 2]"
@@ -216,8 +218,8 @@ OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
         "v_scale is required, for v_cache is float8_e4m3fn: 1.0 if what is stored is not scaled",
     ),
     ("plain", value(q_scale=1.0), ValueError, "q_scale must be None, for q is bfloat16 and not fp8"),
-    ("plain", value(k_scale=1.0), ValueError, "k_scale must be None, for k_cache is bfloat16 and not fp8"),
-    ("plain", value(v_scale=1.0), ValueError, "v_scale must be None, for v_cache is bfloat16 and not fp8"),
+    ("plain", value(k_scale=1.0), ValueError, "k_scale must be None, for k_cache is bfloat16 and not fp8 or int8"),
+    ("plain", value(v_scale=1.0), ValueError, "v_scale must be None, for v_cache is bfloat16 and not fp8 or int8"),
     ("fp8", value(q_scale=0.0), ValueError, f"q_scale must be {SCALE}, got 0.0"),
     ("fp8", value(k_scale=-1.0), ValueError, f"k_scale must be {SCALE}, got -1.0"),
     ("fp8", value(v_scale=NAN), ValueError, f"v_scale must be {SCALE}, got nan"),
@@ -237,7 +239,7 @@ OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
     ),
     ("fp8", tensor("k_scale", (2, 1)), ValueError, f"k_scale must be {SCALES}, got [2, 1]"),
     ("fp8", tensor("k_scale", (5, 2)), ValueError, f"k_scale must be {SCALES}, got [5, 2]"),
-    ("fp8", tensor("v_scale", (1, 1, 1)), ValueError, f"v_scale must be {SCALES}, got [1, 1, 1]"),
+    ("fp8", tensor("v_scale", (1, 1, 1)), ValueError, f"v_scale must be {BY_SLOT} with {SLOTS}, got [1, 1, 1]"),
     (
         "fp8",
         tensor("q_scale", (2,), torch.float64),

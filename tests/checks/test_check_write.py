@@ -21,7 +21,7 @@ from tests.support.bad_input import (
     to,
     value,
 )
-from tests.support.cases import E4M3, E5M2, is_fp8
+from tests.support.cases import E4M3, E5M2, is_scaled
 
 KV = "[tokens, kv_heads, head_dim]"
 VALUES_OF = "[tokens, kv_heads, value_dim]"
@@ -35,7 +35,7 @@ def write_inputs(device: str, cache_dtype: torch.dtype = torch.float16, layout: 
     inputs |= dict(zip(("k_cache", "v_cache"), caches, strict=True))
     inputs["slot_mapping"] = torch.tensor([3, -1, 23, 0], device=device)
     inputs["kv_layout"] = "HND" if layout == "HND" else "NHD"
-    if is_fp8(cache_dtype):
+    if is_scaled(cache_dtype):
         inputs |= {"k_scale": 0.5, "v_scale": torch.full((2,), 2.0, device=device)}
     return inputs
 
@@ -96,7 +96,7 @@ WRITE: list[tuple[torch.dtype, str, Change, type[Exception], str]] = [
         "NHD",
         to("k_cache", torch.bfloat16),
         TypeError,
-        "k_cache must be float16 | float8_e4m3fn | float8_e5m2, for k is float16, "
+        "k_cache must be float16 | float8_e4m3fn | float8_e5m2 | int8, for k is float16, "
         "got bfloat16: k.to(torch.bfloat16), or a cache of float16",
     ),
     (
@@ -209,14 +209,27 @@ WRITE: list[tuple[torch.dtype, str, Change, type[Exception], str]] = [
     ),
     (torch.float16, "NHD", value(check="yes"), TypeError, "check must be True, False or None, got str"),
     (E4M3, "NHD", value(k_scale=0.0), ValueError, f"k_scale must be {SCALE}, got 0.0"),
-    (torch.float16, "NHD", value(k_scale=1.0), ValueError, "k_scale must be None, for k_cache is float16 and not fp8"),
-    (torch.float16, "NHD", value(v_scale=1.0), ValueError, "v_scale must be None, for v_cache is float16 and not fp8"),
+    (
+        torch.float16,
+        "NHD",
+        value(k_scale=1.0),
+        ValueError,
+        "k_scale must be None, for k_cache is float16 and not fp8 or int8",
+    ),
+    (
+        torch.float16,
+        "NHD",
+        value(v_scale=1.0),
+        ValueError,
+        "v_scale must be None, for v_cache is float16 and not fp8 or int8",
+    ),
     (
         E4M3,
         "NHD",
         lambda c: {"v_scale": like(c["k"], 3, dtype=torch.float32)},
         ValueError,
-        "v_scale must be [], [1], [kv_heads] or [1, kv_heads] with kv_heads = 2, got [3]",
+        "v_scale must be [], [1], [kv_heads] or [1, kv_heads], or by token [pages, page_size, kv_heads] with "
+        "kv_heads = 2, got [3]",
     ),
 ]
 

@@ -124,7 +124,7 @@ WRITE_QKV: list[tuple[str, Change, type[Exception], str]] = [
         "",
         to("k_cache", torch.bfloat16),
         TypeError,
-        "k_cache must be float16 | float8_e4m3fn | float8_e5m2, for q is float16, "
+        "k_cache must be float16 | float8_e4m3fn | float8_e5m2 | int8, for q is float16, "
         "got bfloat16: q.to(torch.bfloat16), or a cache of float16",
     ),
     ("", value(kv_layout="HDN"), ValueError, "kv_layout must be 'NHD' or 'HND', got 'HDN': 'NHD'?"),
@@ -148,7 +148,7 @@ WRITE_QKV: list[tuple[str, Change, type[Exception], str]] = [
         ValueError,
         "k_scale is required, for k_cache is float8_e4m3fn: 1.0 if what is stored is not scaled",
     ),
-    ("", value(v_scale=1.0), ValueError, "v_scale must be None, for v_cache is float16 and not fp8"),
+    ("", value(v_scale=1.0), ValueError, "v_scale must be None, for v_cache is float16 and not fp8 or int8"),
     ("", value(q_scale=1.0), ValueError, "q_scale must be None, for q_out is float16 and not fp8"),
     (
         "",

@@ -85,7 +85,7 @@ ATTENTION = (
     # dtypes: who decides them
     Wrong(
         attend(to("q", torch.float32)),
-        "k_cache", "bfloat16", "float32 | float8_e4m3fn | float8_e5m2, for q is float32", "q.to(torch.bfloat16)",
+        "k_cache", "bfloat16", "float32 | float8_e4m3fn | float8_e5m2 | int8, for q is float32", "q.to(torch.bfloat16)",
     ),
     Wrong(
         attend(to("v_cache", torch.float32)),
@@ -106,10 +106,27 @@ ATTENTION = (
     Wrong(
         attend(to("k_cache", torch.float32), "fp8"),
         "k_cache", "float32",
-        "float16 | bfloat16 | float8_e4m3fn | float8_e5m2, for q is float8_e4m3fn", "k_cache.to(torch.float16)",
+        "float16 | bfloat16 | float8_e4m3fn | float8_e5m2 | int8, for q is float8_e4m3fn", "k_cache.to(torch.float16)",
     ),
     Wrong(attend(to("k_cache", torch.uint8)), "k_cache", "uint8", "float8_e4m3fn", "k_cache.view(torch.float8_e4m3fn)"),
-    Wrong(attend(to("k_cache", torch.int8)), "k_cache", "int8", "float8_e4m3fn", "int8 numbers are not served"),
+    Wrong(write(value(k_scale=None), torch.int8), "k_scale", "k_cache is int8", "is required", "1.0 if"),
+    Wrong(
+        attend(lambda c: {"k_scale": torch.ones(12, 2, 8)}, "fp8 cache"),
+        "k_scale", "[12, 2, 8]", "[pages, page_size, kv_heads] with page_size = 8, kv_heads = 2 from k_cache",
+        "k_scale.transpose(1, 2)",
+    ),
+    Wrong(
+        attend(lambda c: {"v_scale": torch.ones(12, 8, 2, 1)}, "fp8 cache"),
+        "v_scale", "[12, 8, 2, 1]", "[pages, page_size, kv_heads]", "v_scale.squeeze(3)",
+    ),
+    Wrong(
+        attend(lambda c: {"k_scale": torch.ones(12, 8, 2).bfloat16()}, "fp8 cache"),
+        "k_scale", "bfloat16", "float32 | float16", "k_scale.to(torch.float32)",
+    ),
+    Wrong(
+        attend(to("v_cache", torch.int8), "fp8 cache"),
+        "v_cache", "int8", "float8_e4m3fn, for k_cache", "v_cache.view(torch.float8_e4m3fn)",
+    ),
     Wrong(
         attend(to("v_cache", torch.uint8), "fp8 cache"),
         "v_cache", "uint8", "float8_e4m3fn, for k_cache", "v_cache.view(torch.float8_e4m3fn)",
@@ -251,7 +268,7 @@ OTHERS = (
     Wrong(
         write(to("k_cache", torch.float32)),
         "k_cache", "float32",
-        "float16 | float8_e4m3fn | float8_e5m2, for k is float16", "k.to(torch.float32), or a cache of float16",
+        "float16 | float8_e4m3fn | float8_e5m2 | int8, for k is float16", "k.to(torch.float32), or a cache of float16",
     ),
     Wrong(write(to("v", torch.float32)), "v", "got float32", "float16, for k is float16", "v.to(torch.float16)"),
     Wrong(
@@ -263,6 +280,11 @@ OTHERS = (
         "slot_mapping", "list", "a tensor of int32 | int64", "torch.tensor(slot_mapping",
     ),
     Wrong(write(value(k_scale=None), E4M3), "k_scale", "k_cache is float8_e4m3fn", "is required", "1.0 if"),
+    Wrong(
+        write(lambda c: {"k_scale": torch.ones(3, 2, 8)}, E4M3),
+        "k_scale", "[3, 2, 8]", "[pages, page_size, kv_heads] with page_size = 8 from k_cache, kv_heads = 2 from k",
+        "k_scale.transpose(1, 2)",
+    ),
     # merge_states
     Wrong(
         lambda: paged_attn.merge_states([Q, Q], [Q[..., 0]] * 2),

@@ -155,7 +155,7 @@ def ours() -> dict[str, dict[str, int]]:
 def test_no_cache_of_ours_is_without_a_bound() -> None:
     """But those whose keys are few, or none: devices, dtypes, forms of boxes, the modules of Triton's language."""
     few = {"device_of", "dialect", "_why_unnamed", "_version", "_start", "_layout", "_cuda", "_primary"}
-    few |= {"_interpreted", "_language", "limit_of"}
+    few |= {"_interpreted", "_language"}
     for module in [m for n, m in sys.modules.items() if n.startswith("paged_attn") and m is not None]:
         for name, value in vars(module).items():
             if isinstance(value, functools._lru_cache_wrapper):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paged_attn.records.key_bounds import key_bounds_of
-from tests.support.formats import bits, is_fp8
+from tests.support.formats import INT8, bits, is_fp8, is_scaled, stored
 
 if TYPE_CHECKING:
     from tests.support.cases import Case
@@ -26,7 +26,10 @@ SCALES = {
     "per_head, expanded": lambda x, seqs: x.expand(seqs, -1),
     "per_seq": lambda x, seqs: x,
     "per_seq, turned": lambda x, seqs: x.t().contiguous().t(),
+    "per_token": lambda x, seqs: x,
+    "per_token, float16": lambda x, seqs: x,
 }
+INT8_STEP = 1 / 32  # the scale of int8 where fp8 has 1: normal numbers then take up most of its range
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator, scale: Any = None) -> Tensor:
@@ -38,21 +41,22 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator, sc
 
 
 def nans(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
-    if is_fp8(dtype):
+    if is_scaled(dtype):  # int8 has no NaN, but 127 is far from the numbers of a case
         return torch.full(shape, 0x7F, dtype=torch.uint8, device=device).view(dtype)
     return torch.full(shape, torch.nan, dtype=dtype, device=device)
 
 
 def scales_of(case: Case, rng: torch.Generator) -> dict[str, Any]:
     dtypes = {"q_scale": case.dtype, "k_scale": case.dtype_of_cache, "v_scale": case.dtype_of_cache}
-    scales: dict[str, Any] = {name: 1.0 for name, dtype in dtypes.items() if is_fp8(dtype)}
+    scales: dict[str, Any] = {name: 1.0 for name, dtype in dtypes.items() if is_scaled(dtype)}
     if case.scales == "float":
         scales = {name: {"q_scale": 0.5, "k_scale": 0.75, "v_scale": 1.25}[name] for name in scales}
     elif case.scales != "none":
-        shape: tuple[int, ...] = (1,) if not case.scales.startswith("per_") else (case.kv_heads,)
+        shape: tuple[int, ...] = (1,) if not case.scales.startswith(("per_head", "per_seq")) else (case.kv_heads,)
         if case.scales.startswith("per_seq"):
             shape = len(case.seq_lens), case.kv_heads
         scales = {name: 0.5 + torch.rand(shape, generator=rng, device=rng.device) for name in scales}
+    scales = {name: INT8_STEP * scale if dtypes[name] == INT8 else scale for name, scale in scales.items()}
     if is_fp8(case.dtype_of_out):
         as_tensor = case.scales in SCALES
         scales["out_scale"] = torch.tensor([case.out_scale], device=rng.device) if as_tensor else case.out_scale
@@ -187,19 +191,42 @@ def caches_of(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: 
     dead = (torch.arange(page) >= left[:, None]).to(device)
     caches = _empty_caches(case, num_pages, device, nans if filled else _memory)
     named = (("k_scale", case.head_dim), ("v_scale", case.value_width))
-    for cache, (name, dim) in list(zip(caches, named))[: filled and 2 - case.latent]:
-        keys = torch.randn(num_live, page, case.kv_heads, dim, generator=rng, device=device)
+    by_slot = case.scales.startswith("per_token") and is_scaled(case.dtype_of_cache)
+    for cache, (name, dim) in list(zip(caches, named))[: 2 - case.latent]:
         scale = scales.get(name, 1.0)
-        if isinstance(scale, Tensor):
+        if by_slot:
+            slots = (num_live, page, case.kv_heads)
+            scale = scale * (0.5 + torch.rand(slots, generator=rng, device=device))
+            scales[name] = slot_scales(case, num_pages, ids, scale, dead)
+            scale = scale.to(scales[name].dtype).float()[..., None]
+        if not filled:
+            continue
+        keys = torch.randn(num_live, page, case.kv_heads, dim, generator=rng, device=device)
+        if isinstance(scale, Tensor) and not by_slot:
             scale = scale[:, None] if scale.ndim == 1 else scale[seq.to(device), None, :, None]
         keys = keys / scale
-        keys = keys.masked_fill_(dead[:, :, None, None], torch.nan).to(cache.dtype)
+        keys = stored(
+            keys.masked_fill_(dead[:, :, None, None], 127.0 if cache.dtype == INT8 else torch.nan), cache.dtype
+        )
         if cache.dim() == 5:  # packed K as [pages, page_size, kv_heads, head_dim // x, x]
             bits(cache).permute(0, 3, 1, 2, 4)[ids.to(device)] = bits(keys).unflatten(-1, (-1, cache.shape[4]))
         else:
             order = {"NHD": (0, 1, 2, 3), "HND": (0, 2, 1, 3), "x": (0, 3, 1, 2)}[case.layout]
             bits(cache).permute(order)[ids.to(device)] = bits(keys)
+    if by_slot and case.latent:  # values have the scale of keys
+        scales["v_scale"] = None
     return table.to(device)[:, : len(columns)], *caches
+
+
+def slot_scales(case: Case, num_pages: int, ids: Tensor, scale: Tensor, dead: Tensor) -> Tensor:
+    """Scales by token [live pages, page_size, kv_heads] in their pages, and poison elsewhere; if strided a slice."""
+    dtype = torch.float16 if case.scales.endswith("float16") else torch.float32
+    rows = scale.masked_fill(dead[:, :, None], torch.nan).to(dtype)
+    rows = rows if case.layout == "NHD" else rows.transpose(1, 2)
+    wide = nans((num_pages, *rows.shape[1:-1], rows.shape[-1] + 3 * case.strided), dtype, scale.device)
+    found = wide[..., : rows.shape[-1]]
+    found[ids.to(scale.device)] = rows
+    return found
 
 
 def ragged(case: Case, table: Tensor) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,7 @@ from tests.support.comparing import (
     rounds_weights,
     worst_share,
 )
-from tests.support.formats import E4M3, E5M2, bits, is_fp8, widest
+from tests.support.formats import E4M3, E5M2, INT8, bits, is_fp8, is_scaled, widest
 from tests.support.torch_ways import IN_TORCH
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "E4M3",
     "E5M2",
     "FP8_NORM",
+    "INT8",
     "LINE_NORM",
     "LSE_TOLERANCES",
     "TOLERANCES",
@@ -65,6 +66,7 @@ __all__ = [
     "build",
     "compare",
     "is_fp8",
+    "is_scaled",
     "poison_scratch",
     "problem_of",
     "rounds_weights",
@@ -120,7 +122,7 @@ class Case:
     score_mod: str = ""  # one of tests.support.score_mods.MODS
     gate: bool = False
     token_scales: bool = False  # q_scale is one of each token, of fp8 queries that are scaled by head of each head
-    scales: str = "none"  # of fp8 tensors: "none" (1.0) | "float" | one of SCALES
+    scales: str = "none"  # of fp8 and int8 tensors: "none" (1.0) | "float" | one of SCALES
     out_scale: float = 0.02  # used where out is fp8
     padding: int = 0  # tokens past cu_seqlens_q[-1]
     only: str | None = None

@@ -122,6 +122,9 @@ def _sums_of_magnitudes(given: dict[str, Any]) -> Tensor:
     equal: dict[str, Any] = dict(
         softmax_scale=0.0, softcap=0.0, alibi_slopes=None, sinks=None, qq_bias=bias, score_mod=hides
     )
+    scale = given.get("k_scale") if given.get("v_scale") is None else given["v_scale"]
+    if isinstance(scale, Tensor) and scale.ndim == 3:  # weights are multiples of the largest scale, or up to twice that
+        equal["v_scale"] = 2 * float(scale[scale.isfinite()].max())
     both, log_number = reference.paged_attention(**_with_magnitudes(given | equal))
     return both.chunk(2, dim=2)[1] * log_number.exp()[..., None]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn import reference
+from paged_attn.records.formats import LARGEST
 from tests.support.cases import (
     E4M3,
     E5M2,
@@ -21,8 +22,10 @@ from tests.support.cases import (
     bound_of,
     build,
     is_fp8,
+    is_scaled,
     worst_share,
 )
+from tests.support.formats import stored
 
 HALF_AN_ULP = 2**-23  # of float32, in which x / scale is computed, twice
 
@@ -46,7 +49,7 @@ def _places(case: Case, inputs: dict[str, Any], rng: torch.Generator) -> tuple[d
 
 def _dtype_of_new(case: Case) -> torch.dtype:
     kinds = torch.bfloat16, torch.float16, torch.float32
-    return kinds[case.seed % 3] if is_fp8(case.dtype_of_cache) else case.dtype_of_cache
+    return kinds[case.seed % 3] if is_scaled(case.dtype_of_cache) else case.dtype_of_cache
 
 
 def run_write(case: Case, device: str = "cpu") -> None:
@@ -64,6 +67,9 @@ def run_write(case: Case, device: str = "cpu") -> None:
         new = (new[0], None)
     if case.latent:
         given["v_cache"] = None
+    if any(isinstance(x, Tensor) and x.ndim == 3 for x in given.values()):
+        _check_scales_written(case, new, caches, given)
+        return
     before = {name: bits(cache).clone() for name, cache in caches.items()}
     exact = {name: torch.zeros_like(cache, dtype=torch.float64) for name, cache in caches.items()}
     reference.write_kv(*new, **exact, **given)
@@ -84,6 +90,8 @@ def run_write_qkv(case: Case, device: str = "cpu") -> None:
     caches, tokens, given = _places(case, build(case, device), rng)
     width, value_width = case.head_dim - (case.value_width if case.latent else 0), case.value_width
     if not tokens or not width:  # latents without a part that is rotated
+        return
+    if case.scales.startswith("per_token") and is_scaled(case.dtype_of_cache):  # write_qkv takes no scales by token
         return
     heads, kv_heads, dtype = case.heads, case.kv_heads, _dtype_of_new(case)
     gap = 3 if case.strided else 0
@@ -144,22 +152,36 @@ def check_nearest(
     largest: the magnitude of that one, if `exact` has no heads.  at: elements that are compared, None: all.
     """
     most = exact.abs().nan_to_num().amax(-1, keepdim=True) if largest is None else largest
-    if is_fp8(got.dtype):
-        exact = exact.clamp(-torch.finfo(got.dtype).max, torch.finfo(got.dtype).max)
-    found, wanted = got.double(), exact.to(got.dtype).double()
+    if got.dtype in LARGEST:
+        exact = exact.clamp(-LARGEST[got.dtype], LARGEST[got.dtype])
+    found, wanted = got.double(), stored(exact, got.dtype).double()
     off = ~((found - exact).abs() <= (wanted - exact).abs() + 2.0**-20 * most)
     off = off if at is None else off & at
     assert not off.any(), f"{what}: {found[off][0]} for {exact[off][0]}; {int(off.sum())} of {off.numel()} are off"
 
 
+def _check_scales_written(case: Case, new: Any, caches: dict[str, Tensor], given: dict[str, Any]) -> None:
+    """Scales by token, and what is stored beside them, have the reference's bits everywhere; NaN is NaN."""
+    tensors = caches | {name: x for name, x in given.items() if isinstance(x, Tensor) and x.ndim == 3}
+    wanted = {name: x.clone() for name, x in tensors.items()}
+    reference.write_kv(*new, **given | wanted)
+    paged_attn.write_kv(*new, **given | caches, check=case.check or None)
+    for name, got in tensors.items():
+        if name in caches:
+            assert torch.equal(bits(got), bits(wanted[name])), f"{case.name}: {name}"
+        else:
+            torch.testing.assert_close(got, wanted[name], rtol=0, atol=0, equal_nan=True)
+
+
 def _check_stored(what: str, got: Tensor, exact: Tensor, at: Tensor) -> None:
     """As near as the nearest number of the cache's type, up to the rounding of a quotient beside a tie."""
-    if is_fp8(got.dtype):
-        largest = torch.finfo(got.dtype).max
-        exact = exact.clamp(-largest, largest)
-    found, wanted, exact = got.double()[at], exact.to(got.dtype).double()[at], exact[at]
+    if is_scaled(got.dtype):
+        exact = exact.clamp(-LARGEST[got.dtype], LARGEST[got.dtype])
+    if not got.dtype.is_floating_point:
+        exact = exact.nan_to_num(nan=0.0)
+    found, wanted, exact = got.double()[at], stored(exact, got.dtype).double()[at], exact[at]
     assert torch.equal(found.isnan(), exact.isnan()), f"{what} holds NaN elsewhere than what was written"
-    more = HALF_AN_ULP * exact.abs() if is_fp8(got.dtype) else 0.0
+    more = HALF_AN_ULP * exact.abs() if is_scaled(got.dtype) else 0.0
     off = ((found - exact).abs() > (wanted - exact).abs() + more) & ~exact.isnan()
     assert not off.any(), f"{what} holds {found[off][0]} for {exact[off][0]}; {int(off.sum())} of {off.numel()} are off"
 

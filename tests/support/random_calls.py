@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from paged_attn.arguments import ARGUMENTS, BY_NAME, OPTION, REFUSED
-from tests.support.cases import E4M3, E5M2, Case, is_fp8
+from tests.support.cases import E4M3, E5M2, INT8, Case, is_fp8, is_scaled
 from tests.support.random_batches import random_decodes, random_lengths
 
 Fields = dict[str, Any]
@@ -91,7 +91,7 @@ OPTIONS: dict[str, Draw] = {
     "strided": maybe(0.1),
     "scales": lambda rng, f: (
         rng.choice(["none", "float", "tensor", "per_head", "per_seq"])
-        if is_fp8(f["cache_dtype"]) or is_fp8(f["dtype"])
+        if is_scaled(f["cache_dtype"]) or is_fp8(f["dtype"])
         else "none"
     ),
     "batch_invariant": lambda rng, f: not refused("batch_invariant", f) and sometimes(rng, 0.1),
@@ -120,7 +120,7 @@ ANYTHING: dict[str, Draw] = {
     **SIZES,
     "dtype": one_of(BF16, FP16, F32, E4M3, E5M2),
     "cache_dtype": lambda rng, f: rng.choice(
-        [E4M3, E5M2, FP16, BF16] if is_fp8(f["dtype"]) else [f["dtype"]] * 2 + [E4M3, E5M2]
+        [E4M3, E5M2, INT8, FP16, BF16] if is_fp8(f["dtype"]) else [f["dtype"]] * 2 + [E4M3, E5M2, INT8]
     ),
     "head_dim": lambda rng, f: rng.choice(
         [n for n in (64, 128, 16, 32, 80, 96, 192, 256, 1, 2, 20, 24, 40, 72, 136, 250) if n <= f["most_head_dim"]]
@@ -132,12 +132,19 @@ ANYTHING: dict[str, Draw] = {
     "softcap": one_of(0.0, 0.0, 0.0, 10.0, 25.0, 3.0),
     "alibi": maybe(0.2),
     **OPTIONS,
+    "scales": lambda rng, f: (
+        rng.choice(["per_token", "per_token", "per_token, float16", OPTIONS["scales"](rng, f)])
+        if is_scaled(f["cache_dtype"])
+        else OPTIONS["scales"](rng, f)
+    ),
     "x": lambda rng, f: (
         rng.choice([None, None, *(n for n in (1, 2, 4, 8, 16) if f["head_dim"] % n == 0)])
         if f["layout"] == "x"
         else None
     ),
-    "new_dtype": lambda rng, f: rng.choice([BF16, FP16]) if is_fp8(f["dtype"]) and is_fp8(f["cache_dtype"]) else None,
+    "new_dtype": lambda rng, f: (
+        rng.choice([BF16, FP16]) if is_fp8(f["dtype"]) and is_scaled(f["cache_dtype"]) else None
+    ),
     "out_dtype": lambda rng, f: rng.choice([None] * 4 + [F32, BF16, FP16] + [E4M3, E5M2] * (f["shard"] is None)),
     "own_out": lambda rng, f: sometimes(rng, 0.1) and f["shard"] is None,
     "shared_buffer": maybe(0.2),

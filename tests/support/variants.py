@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import paged_attn
-from tests.support.cases import E4M3, E5M2, Case, build
+from tests.support.cases import E4M3, E5M2, INT8, Case, build
 
 LONG, MANY = (8192,), (64,) * 64
 DECODE = dict(
@@ -279,12 +279,29 @@ HOPPER = {
 }
 
 
+BY_TOKEN: dict[str, Any] = {
+    "decode int8 by token": DECODE | dict(cache_dtype=INT8, scales="per_token"),
+    "decode e4m3 by token": DECODE | dict(cache_dtype=E4M3, scales="per_token"),
+    "decode split int8 by token": DECODE | dict(query_lens=(1,), seq_lens=LONG, cache_dtype=INT8, scales="per_token"),
+    "decode fp16 int8 by token, float16": DECODE
+    | dict(dtype=torch.float16, cache_dtype=INT8, scales="per_token, float16"),
+    "decode packed int8 by token": DECODE | dict(layout="x", cache_dtype=INT8, scales="per_token"),
+    "speculate int8 by token": DECODE
+    | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, cache_dtype=INT8, scales="per_token"),
+    "decode latent int8 by token": DECODE | LATENT | dict(cache_dtype=INT8, scales="per_token"),
+    "decode int8": DECODE | dict(cache_dtype=INT8),
+    "prefill int8 by token": PREFILL | dict(cache_dtype=INT8, scales="per_token"),
+    "prefill e4m3 by token": PREFILL | dict(cache_dtype=E4M3, scales="per_token"),
+    "prefill int8": PREFILL | dict(cache_dtype=INT8),
+}
+
+
 def _attention(name: str, fields: dict[str, Any]) -> None:
     paged_attn.paged_attention(**build(Case(name, **fields), filled=False))
 
 
-def _write(cache_dtype: torch.dtype, layout: str) -> None:
-    sizes = dict(query_lens=(4,), seq_lens=(4,), heads=8, kv_heads=8, head_dim=128)
+def _write(cache_dtype: torch.dtype, layout: str, scales: str = "none") -> None:
+    sizes = dict(query_lens=(4,), seq_lens=(4,), heads=8, kv_heads=8, head_dim=128, scales=scales)
     inputs = build(Case("write", **sizes, dtype=torch.bfloat16, cache_dtype=cache_dtype, layout=layout))
     k = torch.zeros(4, 8, 128, dtype=torch.bfloat16)
     scales = {name: inputs[name] for name in ("k_scale", "v_scale") if name in inputs}
@@ -335,4 +352,7 @@ def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
     found["gathered packed"] = functools.partial(_gathered, torch.bfloat16, "NHD", 8, 8, 16, 16, 8)
     by_token = dict(dtype=torch.bfloat16, scale=torch.ones(8, 16, 8))
     found["gathered e4m3"] = functools.partial(_gathered, E4M3, "NHD", 8, 16, 8, 128, **by_token)
+    found |= {name: functools.partial(_attention, name, fields) for name, fields in BY_TOKEN.items()}
+    found["write int8 by token"] = functools.partial(_write, INT8, "NHD", "per_token")
+    found["write packed e4m3 by token"] = functools.partial(_write, E4M3, "x", "per_token, float16")
     return [(name, call) for name, call in found.items() if not wanted or any(word in name for word in wanted)]

@@ -22,6 +22,19 @@ E4M3_PAIRS = tl.constexpr(
 )
 E5M2_PAIRS = tl.constexpr("prmt.b32 $0, $2, 0, 0x2404; prmt.b32 $1, $2, 0, 0x3414;")  # float16's upper byte
 
+# int8 as float16: behind 0x64 a byte is 1024 + byte, and a byte whose first bit is inverted is number + 128.
+_INT8 = """{
+    .reg .b32 bytes, first, second, base;
+    xor.b32 bytes, $2, 0x80808080;
+    mov.b32 base, 0x64806480;
+    prmt.b32 first, bytes, 0x64646464, %s;
+    prmt.b32 second, bytes, 0x64646464, %s;
+    sub.f16x2 $0, first, base;
+    sub.f16x2 $1, second, base;
+    }"""
+INT8_PAIRS = tl.constexpr(_INT8 % ("0x4240", "0x4341"))
+INT8_FOURS = tl.constexpr(_INT8 % ("0x4140", "0x4342"))  # four bytes in their order
+
 
 @triton.jit
 def load_int(ptr, mask=None):
@@ -80,10 +93,20 @@ def _upper_byte(bits, FP8: tl.constexpr):
 
 
 @triton.jit
+def _int8_of(byte):
+    """Convert int8 numbers, as uint16 below 256, to float16: behind 0x64, a byte is 1024 + byte."""
+    return ((byte ^ 0x80) | 0x6400).to(tl.float16, bitcast=True) - 1152.0
+
+
+@triton.jit
 def decode(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
-    """Convert stored elements to dtype; exact for fp8 into float16, bfloat16 and float32."""
+    """Convert stored elements to dtype; exact for fp8 and int8 into float16, bfloat16 and float32."""
     if FP8 == 3 and NATIVE_FP8:
         return x.to(tl.float8e4nv, bitcast=True).to(dtype)
+    elif FP8 == 7 and dtype == tl.float16 and NATIVE_FP8:
+        return tl.inline_asm_elementwise(INT8_FOURS, "=r,=r,r", [x], dtype=tl.float16, is_pure=True, pack=4)
+    elif FP8 == 7:
+        return x.to(tl.int8, bitcast=True).to(dtype)
     elif FP8 > 0:
         return _upper_byte(x.to(tl.uint16) << 8, FP8).to(dtype)
     elif INTERPRET and x.dtype == tl.bfloat16:
@@ -94,15 +117,17 @@ def decode(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
 
 @triton.jit
 def decode_pairs(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
-    """(lower, upper) fp8 numbers of int16 pairs, as dtype, exactly."""
+    """(lower, upper) numbers of int16 pairs of bytes, as dtype, exactly."""
     if NATIVE_FP8:
-        ASM: tl.constexpr = E4M3_PAIRS if FP8 == 3 else E5M2_PAIRS
+        ASM: tl.constexpr = INT8_PAIRS if FP8 == 7 else E4M3_PAIRS if FP8 == 3 else E5M2_PAIRS
         lower, upper = tl.inline_asm_elementwise(
             ASM, "=r,=r,r", [x], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
         )
         return lower.to(dtype), upper.to(dtype)
     else:
         bits = x.to(tl.uint16, bitcast=True)
+        if FP8 == 7:
+            return _int8_of(bits & 0xFF).to(dtype), _int8_of(bits >> 8).to(dtype)
         return _upper_byte(bits << 8, FP8).to(dtype), _upper_byte(bits, FP8).to(dtype)
 
 
@@ -119,6 +144,28 @@ def unpack(x, kv, S: tl.constexpr):
 def opaque(x):
     """Return float16 x unchanged, hiding its origin from the compiler."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float16, is_pure=False, pack=2)
+
+
+@triton.jit
+def first_of(parts, COUNT: tl.constexpr):
+    """The first elements of a tuple."""
+    found = ()
+    for i in tl.static_range(COUNT):
+        found = found + (parts[i],)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit
+def power_above(x):
+    """The least power of two that is at least a float32 number >= 0, from 2^-126 to 2^126; NaN gives one of them."""
+    bits = (x.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+    return tl.minimum(tl.maximum(bits, 1 << 23), 253 << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def inverse_of_power(x):
+    """1 / x of a power of two from 2^-126 to 2^126, exactly."""
+    return ((254 << 23) - x.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -185,12 +232,47 @@ def _to_fp8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, MAX: tl.constexpr):
 
 
 @triton.jit
+def _to_int8(x):
+    """Convert float32 to the bits of int8, to nearest even, clamped to +-127; NaN becomes 0."""
+    x = tl.where(x == x, tl.minimum(tl.maximum(x, -127.0), 127.0), 0.0)
+    # adding 1.5 * 2^23 rounds, and leaves the integer in the lower bits
+    return (x + 12582912.0).to(tl.int32, bitcast=True).to(tl.uint8)
+
+
+@triton.jit
+def largest(FP8: tl.constexpr):
+    """Return the largest number of a format of one byte (records/formats.LARGEST)."""
+    if FP8 == 3:
+        return 448.0
+    elif FP8 == 2:
+        return 57344.0
+    else:
+        tl.static_assert(FP8 == 7)
+        return 127.0
+
+
+@triton.jit
+def scales_by_row(x, FP8: tl.constexpr, of: tl.constexpr):
+    """Scales [H] of type `of` of rows x [H, D] in float32: largest magnitude / largest number of the stored type.
+
+    float16 saturates.  NaN if a row has a NaN or an infinity.
+    """
+    most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)  # integers order magnitudes, with NaN behind infinity
+    scale = tl.div_rn(most.to(tl.float32, bitcast=True), tl.zeros_like(most).to(tl.float32) + largest(FP8))
+    if of == tl.float16:
+        scale = tl.minimum(scale, 65504.0)
+    return tl.where(most < 0x7F800000, scale, float("nan")).to(of)
+
+
+@triton.jit
 def encode(x, FP8: tl.constexpr, dtype: tl.constexpr):
-    """Convert float32 values to stored elements, to nearest even; fp8 formats saturate."""
+    """Convert float32 values to stored elements, to nearest even; fp8 and int8 saturate, and int8 has 0 for NaN."""
     if FP8 == 3:
         return _to_fp8(x, 3, 7, 448.0)
     elif FP8 == 2:
         return _to_fp8(x, 2, 15, 57344.0)
+    elif FP8 == 7:
+        return _to_int8(x)
     elif INTERPRET and dtype == tl.bfloat16:
         # round here, because the interpreter truncates
         bits = x.to(tl.uint32, bitcast=True)

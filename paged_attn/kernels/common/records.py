@@ -16,14 +16,16 @@ class Rows(NamedTuple):
     ptr: Any
     stride_token: Any
     stride_head: Any
-    FP8: Any  # constexpr mantissa bits: bytes behind a uint8 pointer, 3 = e4m3, 2 = e5m2; 0: the pointer's own type
+    # constexpr, what bytes behind a uint8 pointer are: 3 = e4m3, 2 = e5m2, 7 = int8 (records/formats.MANTISSA); 0: the
+    # pointer's own type
+    FP8: Any
     WIDE: Any = None  # constexpr True: strides so large that offsets inside a block take 64 bits
 
 
 class KV(NamedTuple):
     """Keys or values of any layout: RUN neighbouring elements are contiguous, and runs are stride_run apart.
 
-    An element is PARTS dims of a head: 1, or 2 if fp8 is read as pairs through an int16 pointer.
+    An element is PARTS dims of a head: 1, or 2 if bytes are read as pairs through an int16 pointer.
     """
 
     ptr: Any
@@ -35,6 +37,10 @@ class KV(NamedTuple):
     FP8: Any  # as in Rows
     ALIGN: Any  # constexpr power of two that divides the address and the strides, if RUN is 1 or PARTS 2
     PARTS: Any = tl.constexpr(1)
+    scale_ptr: Any = None  # float32 or float16: a scale for each slot and KV head; None: one for more of them
+    scale_stride_page: Any = None
+    scale_stride_slot: Any = None
+    scale_stride_head: Any = None
 
 
 class KeyValues(NamedTuple):
@@ -324,6 +330,8 @@ class Query(NamedTuple):
 class State(NamedTuple):
     """Softmax over the keys seen so far, base 2."""
 
-    acc: Any  # float32 [R, value dims]; within the loop over keys a tuple of parts as in Query
+    # float32 [R, value dims].  Within the loop over keys a tuple of parts as in Query.  If values have scales by slot,
+    # a power of two follows, by which the parts are divided.
+    acc: Any
     max: Any  # float32 [R]
     sum: Any  # float32 [R]

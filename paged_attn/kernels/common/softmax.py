@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .numerics import LN2, LOG2E, dot, rounded_product, scaled
+from .numerics import LN2, LOG2E, dot, first_of, inverse_of_power, power_above, rounded_product, scaled
 from .records import State
 
 # Limit of maxima, because a difference of infinities is NaN.  A sink of infinity has an infinite sum instead.
@@ -36,10 +36,13 @@ def base_of(row_max):
 
 
 @triton.jit
-def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
+def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr, of_values=None):
     """Fold scores [R, N] and values into the state (Milakov & Gimelshein 2018).
 
     unit [R]: factor that brings scores to base 2.  ALL_SEE: every row sees a key of the tile.
+
+    of_values [N]: scales of the values, which multiply their weights; None: the values have one scale, applied later.
+    Weights are multiples of the largest scale so far, rounded to a power of two, and so stay in float16's range.
     """
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = row_max if ALL_SEE else base_of(row_max)
@@ -49,10 +52,20 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
     else:
         p = tl.exp2(tl.fma(scores, unit[:, None], -base[:, None]))
     decay = tl.exp2(state.max - base)
-    old = scaled(state.acc, decay[:, None])
+    weights, fade, parts = p, decay, state.acc
+    if of_values is not None:
+        before = state.acc[len(v)]
+        power = tl.maximum(before, power_above(tl.max(of_values, 0)))
+        inverse = inverse_of_power(power)
+        weights = p * (of_values * inverse)[None, :]
+        fade = decay * (before * inverse)
+        parts = first_of(state.acc, len(v))
+    old = scaled(parts, fade[:, None])
     acc = ()
     for i in tl.static_range(len(v)):
-        acc = acc + (dot(p.to(v[i].dtype), v[i], old[i], S),)  # type: ignore[assignment]
+        acc = acc + (dot(weights.to(v[i].dtype), v[i], old[i], S),)  # type: ignore[assignment]
+    if of_values is not None:
+        acc = acc + (power,)  # type: ignore[assignment]
     return State(acc, row_max, state.sum * decay + tl.sum(p, 1))
 
 

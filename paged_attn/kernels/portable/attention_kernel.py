@@ -7,7 +7,7 @@ from ..common.blocking import block_of, find_block, pages_of
 from ..common.bounds import first_seen, row_tile, visible_range
 from ..common.head_programs import heads_at_once, programs_by_work, seqs_at_once, share_by_work
 from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
-from ..common.numerics import in_parts, scale_of, scaled, together
+from ..common.numerics import first_of, in_parts, scale_of, scaled, together
 from ..common.output import clear_padding, store_partial, store_rows, tokens_of
 from ..common.records import Batch, KeyValues, Query, Source, State
 from ..common.schedule import (
@@ -41,7 +41,10 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
     end = tl.minimum(end, span.hi)
     row_max, row_sum = start(mods.sinks, rows, first, S)
-    state = State(in_parts(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), cache.value.PARTS), row_max, row_sum)
+    acc = in_parts(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), cache.value.PARTS)
+    if cache.value.scale_ptr is not None:
+        acc = acc + (tl.full([], 2.0**-126, tl.float32),)
+    state = State(acc, row_max, row_sum)
 
     q = Query(q.parts, scale_by_token(q.unit, scales, rows))
     head = rows.kv_head
@@ -58,7 +61,11 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     state = attend_keys(state, q, rows, cache, boxes, source, begin, span, mods, S)
     # So far acc sums cached values alone, because a sink has the value 0.  New values are not scaled, and follow below.
     value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, head, scales.value_stride_seq, block)
-    state = State(scaled(state.acc, value_scale), state.max, state.sum)
+    acc = state.acc
+    if cache.value.scale_ptr is not None:
+        value_scale = acc[cache.value.PARTS]
+        acc = first_of(acc, cache.value.PARTS)
+    state = State(scaled(acc, value_scale), state.max, state.sum)
     if new is not None:
         source = Source(None, block.first_token - rows.context_len, first_key, end, scale, None, prefix)
         state = attend_keys(state, q, rows, new, None, source, tl.maximum(begin, rows.context_len), span, mods, S)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..common.numerics import decode, encode, scale_of
+from ..common.numerics import decode, encode, scale_of, scales_by_row
 from ..common.output import MAX_HEADS_OF_NARROW_ROWS
 
 
@@ -12,13 +12,22 @@ def store_heads(
     kv, rows, token, kv_head, page, slot, number, ptr, stride,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Store heads [H, D] of one token into its slot, divided by the scale and encoded in the cache's type."""
+    """Store heads [H, D] of one token into its slot, divided by the scale and encoded in the cache's type.
+
+    Scales by slot are computed, and stored, too.  Beside a scale of 0 or NaN, zeros are stored.
+    """
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
     head = kv_head.to(tl.int64) if KV_HEADS > MAX_HEADS_OF_NARROW_ROWS or rows.WIDE is not None else kv_head
     source = rows.ptr + token * rows.stride_token + head[:, None] * rows.stride_head + dim[None, :]
     x = decode(tl.load(source, mask=inside, other=0), rows.FP8, tl.float32, False)
-    if kv.FP8 > 0:
+    if kv.scale_ptr is not None:
+        by_slot = scales_by_row(x, kv.FP8, kv.scale_ptr.dtype.element_ty)
+        to = kv.scale_ptr + page * kv.scale_stride_page + slot * kv.scale_stride_slot
+        tl.store(to + kv_head.to(tl.int64) * kv.scale_stride_head, by_slot, mask=kv_head < KV_HEADS)
+        scale = by_slot.to(tl.float32)[:, None]
+        x = tl.div_rn(tl.where(scale > 0, x, 0.0), tl.broadcast_to(tl.where(scale > 0, scale, 1.0), x.shape))
+    elif kv.FP8 > 0:
         scale = tl.zeros_like(kv_head).to(tl.float32) + scale_of(number, ptr, stride, tl.minimum(kv_head, KV_HEADS - 1))
         x = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))  # on a GPU `/` may round up to a tie
     at = page * kv.stride_page + slot * kv.stride_slot + kv_head.to(tl.int64)[:, None] * kv.stride_head

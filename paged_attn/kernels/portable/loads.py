@@ -80,6 +80,17 @@ def load_box(box, page, slot, kv_head, DIM: tl.constexpr, S: tl.constexpr):
 
 
 @triton.jit
+def load_scales(kv, page, slot, kv_head, tile, source, S: tl.constexpr, FULL: tl.constexpr):
+    """Load the scale of each key of a tile, float32 [N]; 0 at slots that hold no live key.  FULL: every slot does."""
+    ptr = kv.scale_ptr + tl.cast(kv_head, tl.int64) * kv.scale_stride_head
+    ptr += page * kv.scale_stride_page + slot * kv.scale_stride_slot
+    if FULL:
+        return tl.load(ptr).to(tl.float32)
+    else:
+        return tl.load(ptr, mask=lives(tile + tl.arange(0, S.TILE), source), other=0.0).to(tl.float32)
+
+
+@triton.jit
 def load_kv(
     kv, page, slot, kv_head, live, WIDTH: tl.constexpr, PADDED: tl.constexpr, S: tl.constexpr, BEGIN: tl.constexpr = 0
 ):  # fmt: skip

@@ -108,7 +108,7 @@ def prefill_config(p: Problem) -> Config:
         return config._replace(tile=32)
     if p.qq_bias:
         return config._replace(tile=32)
-    if p.packed or p.rescaled or p.page_size % 8 or p.device.capability != 90:
+    if p.packed or p.rescaled or p.slot_scales or p.page_size % 8 or p.device.capability != 90:
         return config
     return config._replace(tile=128, boxes=p.page_size % 128 == 0 and p.boxable)
 
@@ -125,7 +125,7 @@ def of_rows(p: Problem, config: Config, rows: int) -> Config:
 
 
 def pair_config(p: Problem, config: Config) -> Config:
-    """Return the config with fp8 read in pairs, if rows are few; half the bytes allow twice the programs."""
+    """Return the config with fp8 or int8 read in pairs, if rows are few; half the bytes allow twice the programs."""
     if not p.pairable or config.rows >= 64 or (p.latent and (p.value_width % 2 or p.value_width <= 16)):
         return config
     config = config._replace(pairs=True)

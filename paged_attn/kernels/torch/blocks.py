@@ -101,7 +101,7 @@ def attend(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> tupl
             if sight.windows is not None:  # what no head of a KV head sees may be anything
                 seen = mask[:, :, rows].reshape(shape[0], sizes.kv_heads, -1, key.shape[1]).any(2)
                 values = values.masked_fill(~seen[..., None], 0.0)
-        scale = of_group(per_head(call.given.v_scale, sizes.kv_heads), group) if of_cache else 1.0
+        scale = of_group(per_head(call.v_scale, sizes.kv_heads), group) if of_cache else 1.0
         scale = scale[..., None, None] if isinstance(scale, Tensor) else scale
         found = state.update(found, view.view_as(weights), values.contiguous(), scale, infinite)
     out, lse = state.finish(found)
@@ -144,7 +144,8 @@ def _tiles(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Iter
                 count = max(x.end - x.first for x in spans)
                 first, end = torch.tensor(spans, device=call.device).T[..., None]
                 key = first + torch.arange(count, device=call.device)
-                keys, values = (x.float() for x in source(call, group, spans))
+                found = cache.scaled if source is cache.cached else source
+                keys, values = (x.float() for x in found(call, group, spans))
                 yield Tile(spans, key, key < end, keys, values, source is cache.cached)
 
 
@@ -164,7 +165,7 @@ def _fixed_tiles(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -
             span = Span(max(first, run.first), min(first + size, run.end))
             if span.end > span.first:
                 places = slice(span.first - first, span.end - first)
-                keys[:, places], values[:, places] = cache.cached(call, group, [span])
+                keys[:, places], values[:, places] = cache.scaled(call, group, [span])
                 live[:, places] = True
         key = torch.arange(first, first + size, device=call.device)[None]
         yield Tile([Span(first, first + size)], key, live, keys, values, True)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...arguments import scales_slots
+from ...records.formats import LARGEST
 from .call import Call, Seq, narrow, per_head, quiet
 
 KEPT = 16 << 20  # bytes of scratch that stays for the next call: fresh memory costs more, by page faults, than a copy
@@ -60,6 +62,17 @@ def cached(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Ten
     return keys, values[..., : call.sizes.value_dim]
 
 
+def scaled(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """Keys and values as `cached` returns them, in float32, times their scales by slot."""
+    layout = HND if call.given.k_cache.ndim == 5 or call.options.kv_layout == "HND" else NHD
+    keys, values = (x.float() for x in cached(call, group, spans))
+    of_keys, of_values = (
+        None if x is None else _gathered(call, x[..., None], layout, 4 + which, group, spans, torch.float32)
+        for which, x in enumerate(call.slot_scales)
+    )
+    return keys if of_keys is None else keys * of_keys, values if of_values is None else values * of_values
+
+
 def own(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     """New keys and values, outside the cache, in the form of `cached`; positions are slots of the sequences."""
     k_new, v_new = call.given.k_new, call.given.v_new
@@ -99,8 +112,10 @@ def pages_of(call: Call, seq: Seq) -> Tensor:
 
 
 def _gathered(
-    call: Call, cache: Tensor, layout: Layout, which: int, group: Sequence[Seq], spans: Sequence[Span]
-) -> Tensor:
+    call: Call, cache: Tensor, layout: Layout, which: int, group: Sequence[Seq], spans: Sequence[Span],
+    dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    dtype = call.compute if dtype is None else dtype
     bits = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
     found = None
     if len(group) == 1 and spans[0].end > spans[0].first:
@@ -108,9 +123,9 @@ def _gathered(
     if found is None:
         found = _slots(call, bits, layout, which, group, spans)
     found = found.view(cache.dtype) if bits is not cache else found
-    if found.dtype == call.compute:
+    if found.dtype == dtype:
         return found
-    return scratch(2 + which, found.numel(), call.compute, call.device).view(found.shape).copy_(found)
+    return scratch(2 + which, found.numel(), dtype, call.device).view(found.shape).copy_(found)
 
 
 def _of_one(call: Call, cache: Tensor, layout: Layout, which: int, seq: Seq, span: Span) -> Tensor | None:
@@ -239,14 +254,32 @@ def write(
             _scatter(v_cache, layouts[1], v, slots, size, v_scale)
 
 
+def _quantised(new: Tensor, cache: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """(stored numbers, scales [tokens, kv_heads] of like's dtype) of new [tokens, kv_heads, dims], as write_kv says."""
+    new = new.float()
+    scales = new.abs().amax(-1).div_(LARGEST[cache.dtype])
+    stored_scales = torch.where(scales.isfinite(), scales.clamp(max=torch.finfo(like.dtype).max), torch.nan)
+    stored_scales = stored_scales.to(like.dtype)
+    by = stored_scales.float()[..., None]
+    return narrow(torch.where(by > 0, new / by, 0.0), cache.dtype), stored_scales
+
+
 def _scatter(cache: Tensor, layout: Layout, new: Tensor, slots: Tensor, size: int, scale: Any) -> None:
-    """Store new [tokens, kv_heads, dims] / scale into slots [tokens] of a cache, rounded to nearest."""
-    by = per_head(scale, new.shape[1])
-    if isinstance(by, Tensor):
-        new = new.float() / by[:, None]
-    elif by != 1.0:
-        new = new.float() / by
-    stored = narrow(new, cache.dtype)
+    """Store new [tokens, kv_heads, dims] / scale into slots [tokens] of a cache, rounded to nearest.
+
+    Scales by token are computed, and stored, too.
+    """
+    if scales_slots(scale):
+        stored, scales = _quantised(new, cache, scale)
+        by_slot = scale if layout is NHD else scale.transpose(1, 2)
+        by_slot[slots // size, slots % size] = scales
+    else:
+        by = per_head(scale, new.shape[1])
+        if isinstance(by, Tensor):
+            new = new.float() / by[:, None]
+        elif by != 1.0:
+            new = new.float() / by
+        stored = narrow(new, cache.dtype)
     if cache.dtype.itemsize == 1:
         cache, stored = cache.view(torch.uint8), stored.view(torch.uint8)
     rows = cache.permute(layout.slots)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...arguments import Options, Tensors, scales_tokens
+from ...arguments import Options, Tensors, scales_slots, scales_tokens
+from ...records.formats import LARGEST
 from ...strides import lies_in
 
 
@@ -71,6 +71,18 @@ class Call(NamedTuple):
         return torch.float32 if {torch.float32, torch.float16} & found else torch.bfloat16
 
     @property
+    def slot_scales(self) -> tuple[Tensor | None, Tensor | None]:
+        """Scales of keys and of values by slot of the cache, None where they have other scales."""
+        scales = self.given.k_scale, self.given.v_scale
+        found = tuple([x if scales_slots(x) else None for x in scales])
+        return (found[0], found[0] if scales[1] is None else found[1])
+
+    @property
+    def v_scale(self) -> Any:
+        """v_scale; values within keys have the scale of keys by default."""
+        return self.given.k_scale if self.given.v_scale is None else self.given.v_scale
+
+    @property
     def by_token(self) -> bool:
         """Whether q_scale has a number for each token."""
         return scales_tokens(self.given.q_scale, self.given.q)
@@ -114,8 +126,11 @@ def rows_of(call: Call, x: Tensor, group: Sequence[Seq], first: int, end: int) -
 
 
 def per_head(scale: Any, kv_heads: int) -> Tensor | float:
-    """A scale of heads: a float if all are the same, else float32 [kv_heads], or [seqs, kv_heads] of each sequence."""
-    if scale is None:
+    """A scale of heads: a float if all are the same, else float32 [kv_heads], or [seqs, kv_heads] of each sequence.
+
+    Scales by slot of the cache are applied elsewhere, and count as 1.
+    """
+    if scale is None or scales_slots(scale):
         return 1.0
     if not isinstance(scale, Tensor):
         return float(scale)
@@ -133,14 +148,8 @@ def of_group(scale: Tensor | float, group: Sequence[Seq]) -> Tensor | float:
     return scale[None] if scale.ndim == 1 else scale[[seq.number for seq in group]]
 
 
-@functools.cache
-def limit_of(dtype: torch.dtype) -> float:
-    """The largest number of an fp8 type, to which results are clamped; infinity for others."""
-    return torch.finfo(dtype).max if dtype.itemsize == 1 else float("inf")
-
-
 def narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values rounded to the nearest numbers of dtype; fp8 types saturate."""
-    if dtype.itemsize == 1:
-        values = values.clamp(-limit_of(dtype), limit_of(dtype))
-    return values.to(dtype)
+    """Values rounded to the nearest numbers of dtype; types of one byte saturate, and int8 has 0 for NaN."""
+    if dtype in LARGEST:
+        values = values.clamp(-LARGEST[dtype], LARGEST[dtype])
+    return values.round().nan_to_num_(nan=0.0).to(dtype) if dtype == torch.int8 else values.to(dtype)

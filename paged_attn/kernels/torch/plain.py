@@ -39,6 +39,7 @@ REASONS: tuple[tuple[Callable[[Call, Sight], bool], str], ...] = (
         lambda call, sight: not (call.latent or call.sizes.head_dim == call.sizes.value_dim),
         "values have another width than keys",
     ),
+    (lambda call, sight: any(x is not None for x in call.slot_scales), "each cached token has a scale of its own"),
     (lambda call, sight: _numbers(call) is None, "heads, or keys of the call's own, have scales of their own"),
 )
 
@@ -63,7 +64,7 @@ def scaled(call: Call, sight: Sight) -> Scaled | None:
 def _numbers(call: Call) -> Scaled | None:
     """The scales of a call, if each is one number, and products of numbers stay in float32's range."""
     given = call.given
-    found = [per_head(x, call.sizes.kv_heads) for x in (given.q_scale, given.k_scale, given.v_scale)]
+    found = [per_head(x, call.sizes.kv_heads) for x in (given.q_scale, given.k_scale, call.v_scale)]
     numbers = [x for x in found if isinstance(x, float)]
     if len(numbers) < 3 or (given.k_new is not None and numbers[1:] != [1.0, 1.0]):
         return None

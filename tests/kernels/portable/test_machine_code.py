@@ -21,7 +21,7 @@ THOROUGH_PARTS = 4  # processes: so many that workers share them evenly, so few 
 NAMES = [name for name, _ in variants.calls()]
 OTHER_KINDS = (
     "merge", "write", "decode features", "decode group 64", "decode split latent", "prefill invariant split",
-    "prefill features",
+    "prefill features", "decode split int8 by token",
 )  # fmt: skip
 ALWAYS = [name for name in NAMES if name in digests.PLAIN["portable"] or name in OTHER_KINDS]
 THOROUGH = [name for name in NAMES if name not in ALWAYS]

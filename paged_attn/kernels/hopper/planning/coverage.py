@@ -81,6 +81,8 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         lambda p: p.compute in (torch.float16, torch.bfloat16) and p.query.itemsize <= 2 and p.cache.itemsize <= 2,
         "float32",
     ),
+    (lambda p: p.cache != torch.int8, "an int8 cache"),
+    (lambda p: not p.slot_scales, "a scale for each cached token"),
     (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),
     (
         lambda p: not p.packed or p.cache.itemsize > 2 or p.batch_invariant or packed_has_a_kernel(p),
