@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 from vllm import envs
 from vllm.v1.attention.backend import AttentionBackend, AttentionType
 
 from . import host
-from .impl import SERVED, Impl
+from .impl import BY_TOKEN, SERVED, TAIL, Impl, tail_of
 from .metadata import Builder
 
 MOST_DIMS = 512
@@ -21,7 +22,9 @@ class Backend(host.Common, AttentionBackend):
     forward_includes_kv_cache_update: bool = False
     impl: ClassVar[type] = Impl
     builder: ClassVar[type] = Builder
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = [
+        "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", *BY_TOKEN,
+    ]  # fmt: skip
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
@@ -69,7 +72,7 @@ class Backend(host.Common, AttentionBackend):
     def get_kv_cache_shape(
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
-        return (num_blocks, num_kv_heads, block_size, 2 * head_size)
+        return (num_blocks, num_kv_heads, block_size, 2 * (head_size + tail_of(cache_dtype_str)))
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
@@ -85,6 +88,14 @@ class Backend(host.Common, AttentionBackend):
         return None if envs.VLLM_KV_CACHE_LAYOUT is not None else "HND"
 
     # ---- layouts of caches, for later vLLM ----------------------------------------------------------
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """Scales by token lie behind the rows of keys and of values."""
+        by_token = spec.kv_quant_mode.name.lower() in BY_TOKEN
+        if not by_token or spec.state_content_bytes is not None:
+            return spec
+        return dataclasses.replace(spec, state_content_bytes=spec.head_size + spec.head_size_v + 2 * TAIL)
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...] | None:
@@ -132,7 +143,12 @@ class DiffKVBackend(Backend):
     def get_kv_cache_shape(
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
-        return (num_blocks, num_kv_heads, block_size, head_size + DiffKVBackend.head_size_v)
+        return (
+            num_blocks,
+            num_kv_heads,
+            block_size,
+            head_size + DiffKVBackend.head_size_v + 2 * tail_of(cache_dtype_str),
+        )
 
 
 host.implemented(Backend)

@@ -17,6 +17,9 @@ from .metadata import Metadata
 
 # Other options that models hand to an implementation -> the value without effect.
 NEUTRAL = {"chunk_lookback": -1}
+# Bytes of a float32 scale that lies behind each row of keys or of values, in caches with scales by token.
+TAIL = 4
+BY_TOKEN = ("int8_per_token_head", "fp8_per_token_head")
 # Encoders have no cache, only the keys of the call.  A decoder's attention to an encoder has a cache.
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 SERVED = (AttentionType.DECODER, AttentionType.ENCODER_DECODER, *ENCODERS)
@@ -70,11 +73,13 @@ class Impl(AttentionImpl):
         if self.encodes and self.batch_invariant:
             raise NotImplementedError("paged_attn does not know VLLM_BATCH_INVARIANT of encoders, which have no cache")
         self.fp8 = None if self.encodes else fp8_of(kv_cache_dtype)
+        self.tail = 0 if self.encodes else tail_of(kv_cache_dtype)
         # vLLM quantises queries to e4m3 only.
         quantises = kv_cache_dtype in ("fp8", "fp8_e4m3") and not self.encodes
         self.supports_quant_query_input = current_platform.is_cuda() and quantises
         self._seen: Tensor | None = None
         self._caches: tuple[Tensor, Tensor] | None = None
+        self._slot_scales: tuple[Tensor, Tensor] | None = None
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
@@ -155,17 +160,25 @@ class Impl(AttentionImpl):
         return output
 
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [blocks, kv_heads, block, head_size] and values [..., head_size_v], views of the cache, made once."""
+        """Keys [blocks, kv_heads, block, head_size] and values [..., head_size_v], views of the cache, made once.
+
+        Scales by token [blocks, kv_heads, block] lie behind keys and behind values.
+        """
         if self._seen is not kv_cache or self._caches is None:
-            width = self.head_size + self.head_size_v
+            behind = self.head_size + self.tail  # where values begin
+            width = behind + self.head_size_v + self.tail
             if kv_cache.ndim != 4 or kv_cache.shape[-1] != width:
                 raise NotImplementedError(
                     f"paged_attn knows vLLM's caches [blocks, {self.num_kv_heads}, block, {width}], keys of "
-                    f"{self.head_size} dims beside values of {self.head_size_v}, got {list(kv_cache.shape)}"
+                    f"{self.head_size} dims beside values of {self.head_size_v}"
+                    f"{', each with a scale behind it' * (self.tail > 0)}, got {list(kv_cache.shape)}"
                 )
             cache = kv_cache if self.fp8 is None else kv_cache.view(self.fp8)
             self._seen = kv_cache
-            self._caches = (cache[..., : self.head_size], cache[..., self.head_size :])
+            self._caches = (cache[..., : self.head_size], cache[..., behind : behind + self.head_size_v])
+            if self.tail:
+                tails = kv_cache[..., behind - self.tail : behind], kv_cache[..., -self.tail :]
+                self._slot_scales = tails[0].view(torch.float32)[..., 0], tails[1].view(torch.float32)[..., 0]
         return self._caches
 
     def _slopes(self, slopes: Tensor, metadata: Metadata) -> dict[str, Any]:
@@ -179,6 +192,9 @@ class Impl(AttentionImpl):
         return {"alibi_slopes": slopes, "alibi_symmetric": self.encodes}
 
     def _scales(self, layer: Any) -> dict[str, Any]:
+        """Scales as keywords; of the cache that `caches` has seen last, if they are by token."""
+        if self._slot_scales is not None:
+            return dict(zip(("k_scale", "v_scale"), self._slot_scales))
         return {} if self.fp8 is None else {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
@@ -189,7 +205,14 @@ class Impl(AttentionImpl):
 
 
 def fp8_of(kv_cache_dtype: str) -> torch.dtype | None:
-    """Dtype of an fp8 cache's elements, which vLLM keeps as bytes; None if the cache is not fp8."""
-    if kv_cache_dtype in ("fp8", "fp8_e4m3"):
+    """Dtype of the elements of a cache of bytes, fp8 or int8; None for other caches."""
+    if kv_cache_dtype in ("fp8", "fp8_e4m3", "fp8_per_token_head"):
         return current_platform.fp8_dtype()
+    if kv_cache_dtype == "int8_per_token_head":
+        return torch.int8
     return torch.float8_e5m2 if kv_cache_dtype == "fp8_e5m2" else None
+
+
+def tail_of(kv_cache_dtype: str) -> int:
+    """Bytes behind each row of keys or of values."""
+    return TAIL if kv_cache_dtype in BY_TOKEN else 0

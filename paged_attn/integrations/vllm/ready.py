@@ -97,7 +97,7 @@ def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Serve
         model = Model(**model._asdict() | slopes)
     if impl.fp8 is not None:
         quantised = getattr(layer, "query_quant", None) is not None
-        each = "per_head" if layer._k_scale.numel() > 1 else "tensor"
+        each = "per_token" if impl.tail else "per_head" if layer._k_scale.numel() > 1 else "tensor"
         model = model._replace(cache_dtype=impl.fp8, dtype=E4M3 if quantised else steps.dtype, scales=each)
     if impl.encodes:
         model = model._replace(page_size=1, side_by_side=False, kv_layout="HND", new=True)
