@@ -55,7 +55,7 @@ def test_code_runs_and_its_calls_agree_with_the_reference(
             options |= {"score_mod": names[f"torch_{mod.fn.__name__}"]}
         if device == "cpu" or not torch.cuda.is_current_stream_capturing():
             wanted = reference.paged_attention(*args, **options | {"out": None})
-            bound = max(TOLERANCES[x.dtype][0] for x in args[:2])
+            bound = max(TOLERANCES[x.dtype][0] for x in args[:2] if x.dtype in TOLERANCES)  # int8 loses nothing more
             for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (out, wanted))):
                 torch.testing.assert_close(one.double(), other, atol=bound, rtol=bound)
         calls.append(args)

@@ -1,0 +1,134 @@
+"""How far results over cache formats are from float64.  `python -m benchmarks.accuracy [--output FILE]`, on a CPU.
+
+Keys and values in float32 are written by `write_kv` and read by the reference in float64, so that an error is one of
+the format alone.  An error is the norm of (results - results over float32 keys and values) / the norm of the latter.
+Numbers are drawn by seeded generators:
+
+- random: queries, keys and values are normal.
+- outlier channels: as random, but 4 of 128 dims of keys are 20 times as large, and 4 of values 10 times.
+- rotary keys: before the rotation, each dim of a KV head has a mean and a deviation of its own, both log-normal, so
+  that a few dims dominate; NeoX's rotation with base 500000 follows.  Queries have the same means, weakened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import paged_attn
+
+HEADS, KV_HEADS, DIM, PAGE, KEYS, SEQS = 32, 8, 128, 16, 2048, 2
+E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
+LARGEST = {E4M3: 448.0, E5M2: 57344.0}
+Data = tuple[Tensor, Tensor, Tensor]  # queries [seqs, heads, dim], keys and values [seqs, keys, kv_heads, dim], float32
+
+
+def random_data(rng: torch.Generator) -> Data:
+    """Normal numbers."""
+    keys, values = torch.randn(2, SEQS, KEYS, KV_HEADS, DIM, generator=rng)
+    return torch.randn(SEQS, HEADS, DIM, generator=rng), keys, values
+
+
+def outlier_channels(rng: torch.Generator) -> Data:
+    """Normal numbers; a few dims of each KV head are larger in all tokens, and queries smaller there."""
+    q, keys, values = random_data(rng)
+    for head in range(KV_HEADS):
+        of_keys, of_values = torch.randperm(DIM, generator=rng)[:8].split(4)
+        keys[:, :, head, of_keys] *= 20
+        values[:, :, head, of_values] *= 10
+        q.view(SEQS, KV_HEADS, -1, DIM)[:, head, :, of_keys] /= 20
+    return q, keys, values
+
+
+def rotary_keys(rng: torch.Generator) -> Data:
+    """Keys of dims with own means and deviations, rotated by their positions; queries stand behind the last key."""
+    q, keys, values = random_data(rng)
+    means = torch.randn(KV_HEADS, DIM, generator=rng) * torch.randn(KV_HEADS, DIM, generator=rng).exp()
+    deviations = torch.randn(KV_HEADS, DIM, generator=rng).mul(0.5).exp()
+    keys = rotated(keys * deviations + means, torch.arange(KEYS))
+    toward = means.repeat_interleave(HEADS // KV_HEADS, 0)
+    q = rotated((0.5 * q + 0.05 * toward)[:, None], torch.tensor([KEYS]))[:, 0]
+    return q, keys, values
+
+
+def rotated(x: Tensor, positions: Tensor) -> Tensor:
+    """Rows [seqs, keys, heads, dim], rotated in NeoX's halves."""
+    half = DIM // 2
+    angles = positions[:, None].double() * 500000.0 ** (-torch.arange(half) / half)
+    cos, sin = (f(angles).float()[:, None] for f in (torch.cos, torch.sin))
+    lower, upper = x[..., :half], x[..., half:]
+    return torch.cat([lower * cos - upper * sin, upper * cos + lower * sin], -1)
+
+
+# A name, the dtype of the cache, and its scales: None, one for all keys, or by token in a dtype.
+FORMATS: dict[str, tuple[torch.dtype, Any]] = {
+    "bfloat16": (torch.bfloat16, None),
+    "e4m3, one scale": (E4M3, "one"),
+    "e4m3, scales by token": (E4M3, torch.float32),
+    "e5m2, scales by token": (E5M2, torch.float32),
+    "int8, scales by token": (INT8, torch.float32),
+    "int8, float16 scales by token": (INT8, torch.float16),
+}
+DATA: dict[str, Callable[[torch.Generator], Data]] = {
+    "random": random_data,
+    "outlier channels": outlier_channels,
+    "rotary keys": rotary_keys,
+}
+
+
+def cached(rows: Tensor, dtype: torch.dtype, kind: Any) -> tuple[Tensor, Any]:
+    """(a cache [pages, page_size, kv_heads, dim] of rows, its scale), as write_kv stores them."""
+    slots = SEQS * KEYS
+    cache = torch.zeros(slots // PAGE, PAGE, KV_HEADS, DIM, dtype=dtype)
+    scale: Any = kind
+    if kind == "one":  # the best that calibration may find
+        scale = float(rows.abs().max()) / LARGEST[dtype]
+    elif kind is not None:
+        scale = torch.zeros(slots // PAGE, PAGE, KV_HEADS, dtype=kind)
+    rows = rows.reshape(slots, KV_HEADS, DIM)
+    new = rows.to(dtype) if kind is None else rows
+    paged_attn.write_kv(new, None, cache, None, torch.arange(slots), k_scale=scale)
+    return cache, scale
+
+
+def results(q: Tensor, keys: Tensor, values: Tensor, dtype: torch.dtype, kind: Any) -> Tensor:
+    """Results in float64 over a cache of a format."""
+    (k_cache, k_scale), (v_cache, v_scale) = (cached(x, dtype, kind) for x in (keys, values))
+    table = torch.arange(SEQS * KEYS // PAGE).view(SEQS, -1)
+    out = paged_attn.reference.paged_attention(
+        q.double(), k_cache, v_cache, table, torch.full((SEQS,), KEYS), k_scale=k_scale, v_scale=v_scale
+    )
+    assert isinstance(out, Tensor)
+    return out
+
+
+def errors(data: Callable[[torch.Generator], Data]) -> dict[str, float]:
+    """The error of each format on one kind of data."""
+    q, keys, values = data(torch.Generator().manual_seed(0))
+    wanted = results(q, keys, values, torch.float32, None)
+    found = {name: results(q, keys, values, *form) for name, form in FORMATS.items()}
+    return {name: float((out - wanted).norm() / wanted.norm()) for name, out in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    sizes = dict(heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, keys=KEYS, seqs=SEQS)
+    found = {name: {form: float(f"{x:.3g}") for form, x in errors(data).items()} for name, data in DATA.items()}
+    report = dict(torch=torch.__version__, python=platform.python_version(), sizes=sizes, errors=found)
+    text = json.dumps(report, indent=1)
+    print(text)
+    if given.output is not None:
+        given.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
