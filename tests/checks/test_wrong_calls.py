@@ -285,6 +285,11 @@ OTHERS = (
         "k_scale", "[3, 2, 8]", "[pages, page_size, kv_heads] with page_size = 8 from k_cache, kv_heads = 2 from k",
         "k_scale.transpose(1, 2)",
     ),
+    # write_qkv
+    Wrong(
+        lambda: paged_attn.write_qkv((Q, Q[:, :2], Q[:, :2]), CACHE, CACHE.clone(), [1, 2]),  # type: ignore[arg-type]
+        "slot_mapping", "list", "a tensor of int32 | int64", "torch.tensor(slot_mapping",
+    ),
     # merge_states
     Wrong(
         lambda: paged_attn.merge_states([Q, Q], [Q[..., 0]] * 2),
