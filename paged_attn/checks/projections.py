@@ -201,7 +201,7 @@ def _check_apart(given: Projections, heads: int, head_dim: int) -> None:
 def check_projection_contents(axes: Axes, given: Projections) -> None:
     """Check slots, and the positions of tokens that are written."""
     check_write_contents(axes, given.slot_mapping)
-    if given.positions is None:
+    if given.positions is None or not axes.tokens:
         return
     positions = given.positions.cpu().long().view(-1, axes.tokens)
     length = given.cos_sin.shape[0]

@@ -195,15 +195,16 @@ def test_a_nan_of_one_head_stays_in_its_head(device: str) -> None:
     assert not caches[1].flatten(0, 1)[:6].isnan().any()
 
 
+@pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("packed", [True, False])
-def test_no_tokens_write_nothing(packed: bool, device: str) -> None:
+def test_no_tokens_write_nothing(packed: bool, check: bool, device: str) -> None:
     call = Call(packed=packed)
     qkv, given = heads_of(call, device), options_of(call, device)
     qkv = qkv[:0] if packed else tuple([x[:0] for x in qkv])
     given["positions"] = given["positions"][:0]
     caches = caches_of(call, device)
     before = [as_bytes(x).clone() for x in caches]
-    q = write_qkv(qkv, *caches, torch.zeros(0, dtype=torch.int32, device=device), **given)
+    q = write_qkv(qkv, *caches, torch.zeros(0, dtype=torch.int32, device=device), check=check, **given)
     assert q.shape == (0, 4, 32)
     assert all(torch.equal(as_bytes(x), y) for x, y in zip(caches, before))
 
