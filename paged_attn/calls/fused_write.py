@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from ..checks.options import refused, unboxed
-from ..checks.projections import Projections, Rotation, check_projection_contents, check_projections, packed_shape
+from ..checks.projections import (
+    Projections,
+    Rotation,
+    check_projection_contents,
+    check_projections,
+    packed_shape,
+    three,
+)
 from ..launching.platform import device_of
 from ..strides import settled
 from . import call_cache, checked
@@ -62,8 +69,6 @@ def _fused_write_new(
 ) -> Tensor:  # fmt: skip
     """Check and launch a call, and keep its launch for calls of equal signature."""
     heads, *caches, others = given
-    if len(heads) != 3:
-        raise refused("qkv", "one tensor or (q, k, v)", f"a tuple of {len(heads)}")
     x = Projections._make((*heads, *caches, *unboxed(others), q_out))
     host = Rotation._make(unboxed(options))
     axes = check_projections(x, host)
@@ -86,7 +91,12 @@ def _heads_of(qkv: Any, v_cache: Any) -> tuple[Any, ...]:
     """(q, k, v) in the order of Projections: a packed tensor is (qkv, None, None), the latent is behind its k_rope."""
     if not isinstance(qkv, (tuple, list)):
         return qkv, None, None
-    return (qkv[0], qkv[2], qkv[1]) if v_cache is None and len(qkv) == 3 else (*qkv,)
+    q, k, v = three(qkv)
+    if v_cache is None:
+        k, v = v, k
+    if k is None:  # of Projections, the mark of a packed tensor
+        raise refused("qkv", "one tensor or (q, k, v)", "a tuple with None")
+    return q, k, v
 
 
 def _like_queries(heads: tuple[Any, ...], k_cache: Tensor, kv_layout: str) -> Tensor:

@@ -212,6 +212,13 @@ def check_projection_contents(axes: Axes, given: Projections) -> None:
         raise ValueError(f"positions[{at}] = {positions[section, token]}, but cos_sin has {length} rows")
 
 
+def three(qkv: Sequence[Any]) -> Sequence[Any]:
+    """The elements of a tuple or list, which must be three."""
+    if len(qkv) != 3:
+        raise refused("qkv", "one tensor or (q, k, v)", f"a tuple of {len(qkv)}")
+    return qkv
+
+
 def packed_shape(qkv: Tensor, k_cache: Tensor, kv_layout: str) -> tuple[int, int, int]:
     """Shape of the queries of a packed tensor: [tokens, heads, head_dim]."""
     packed = k_cache.ndim == 5

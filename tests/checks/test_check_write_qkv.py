@@ -50,6 +50,20 @@ SECTIONS = "three ints >= 0 whose sum is rotary_dim / 2 = 8"
 WRITE_QKV: list[tuple[str, Change, type[Exception], str]] = [
     ("", value(qkv=None), TypeError, f"qkv must be a tensor of {FLOATS}, got None"),
     ("", lambda c: {"qkv": c["qkv"][:2]}, ValueError, "qkv must be one tensor or (q, k, v), got a tuple of 2"),
+    ("", value(qkv=()), ValueError, "qkv must be one tensor or (q, k, v), got a tuple of 0"),
+    ("", value(qkv=[]), ValueError, "qkv must be one tensor or (q, k, v), got a tuple of 0"),
+    (
+        PACKED,
+        lambda c: {"qkv": (c["qkv"], None, torch.zeros(4, 2, 32))},
+        ValueError,
+        "qkv must be one tensor or (q, k, v), got a tuple with None",
+    ),
+    (
+        LATENT,
+        lambda c: {"qkv": (*c["qkv"][:2], None)},
+        ValueError,
+        "qkv must be one tensor or (q, k, v), got a tuple with None",
+    ),
     ("", part(0, 4, 4, 32, dtype=E4M3), TypeError, f"q must be {FLOATS}, got float8_e4m3fn: q.to(torch.float16)"),
     (
         "",
