@@ -30,8 +30,8 @@ from .calls.untraced import at_first_call, from_text, listed, untraced
 from .checks.argument_rows import check_options
 from .checks.axes import values_apart
 from .checks.kernel_tensors import refuse_gradient, watched
-from .checks.options import boolean, choice, number, scale_number
-from .checks.projections import packed_shape, unpacked
+from .checks.options import boolean, choice, integer, number, scale_number
+from .checks.projections import packed_shape, three, unpacked
 from .checks.swapped import LAYOUTS
 from .strides import lies_in, looks_within
 
@@ -295,7 +295,9 @@ def write_qkv(
     number("norm_offset", norm_offset, "a finite number")
     if check is not None:
         boolean("check", check, "True, False or None")
-    parts = [qkv] if isinstance(qkv, Tensor) else [*qkv]
+    for i, size in enumerate(() if sections is None else sections):
+        integer(f"mrope_sections[{i}]", size, 0, "an int")
+    parts = [qkv] if isinstance(qkv, Tensor) else [*three(qkv)]
     given = dict(zip(("positions", "cos_sin", "q_norm", "k_norm", "k_scale", "v_scale", "q_scale"), tensors))
     names = ("qkv",) if len(parts) == 1 else ("q", "k", "v") if v_cache is not None else ("q_rope", "latent", "k_rope")
     _no_gradients(dict(zip(names, parts)) | {"k_cache": k_cache, "v_cache": v_cache, "q_out": q_out} | given)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks.options import refused, unboxed
+from ..checks.options import unboxed
 from ..checks.projections import (
     Projections,
     Rotation,
@@ -92,11 +92,7 @@ def _heads_of(qkv: Any, v_cache: Any) -> tuple[Any, ...]:
     if not isinstance(qkv, (tuple, list)):
         return qkv, None, None
     q, k, v = three(qkv)
-    if v_cache is None:
-        k, v = v, k
-    if k is None:  # of Projections, the mark of a packed tensor
-        raise refused("qkv", "one tensor or (q, k, v)", "a tuple with None")
-    return q, k, v
+    return (q, v, k) if v_cache is None else (q, k, v)
 
 
 def _like_queries(heads: tuple[Any, ...], k_cache: Tensor, kv_layout: str) -> Tensor:

@@ -213,18 +213,28 @@ def check_projection_contents(axes: Axes, given: Projections) -> None:
 
 
 def three(qkv: Sequence[Any]) -> Sequence[Any]:
-    """The elements of a tuple or list, which must be three."""
+    """The elements of a tuple or list, which must be three, none of them None: in Projections that marks one tensor."""
     if len(qkv) != 3:
         raise refused("qkv", "one tensor or (q, k, v)", f"a tuple of {len(qkv)}")
+    if qkv[0] is None or qkv[1] is None or qkv[2] is None:
+        raise refused("qkv", "one tensor or (q, k, v)", "a tuple with None")
     return qkv
 
 
 def packed_shape(qkv: Tensor, k_cache: Tensor, kv_layout: str) -> tuple[int, int, int]:
-    """Shape of the queries of a packed tensor: [tokens, heads, head_dim]."""
+    """Shape of the queries of a packed tensor: [tokens, heads, head_dim].
+
+    A trace has made no check before, so what gives no shape is refused here; the call outside of a graph says why.
+    """
     packed = k_cache.ndim == 5
+    if qkv.ndim != 2 or k_cache.ndim not in (4, 5):
+        raise refused("qkv", f"{PACKED} beside a k_cache of 4 or 5 axes", f"{[*qkv.shape]}, {[*k_cache.shape]}")
     kv_heads = k_cache.shape[1] if packed or kv_layout == "HND" else k_cache.shape[2]
     head_dim = k_cache.shape[2] * k_cache.shape[4] if packed else k_cache.shape[3]
-    return qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads, head_dim
+    heads = qkv.shape[1] // max(head_dim, 1) - 2 * kv_heads
+    if heads < 1:
+        raise refused("qkv", f"{PACKED} with kv_heads = {kv_heads}, head_dim = {head_dim}", [*qkv.shape])
+    return qkv.shape[0], heads, head_dim
 
 
 def unpacked(qkv: Tensor, k_cache: Tensor, kv_layout: str) -> Sequence[Tensor]:

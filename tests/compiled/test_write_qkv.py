@@ -135,3 +135,24 @@ def test_a_captured_call_follows_what_changes_in_place(device: str) -> None:
         torch.testing.assert_close(
             inputs["k_cache"].flatten(0, 1)[at].double(), exact[0].flatten(0, 1)[at], atol=2e-2, rtol=2e-3
         )
+
+
+@pytest.mark.parametrize(
+    "change, error, text",
+    [
+        (lambda c: {"qkv": ()}, ValueError, "got a tuple of 0"),
+        (lambda c: {"qkv": (c["qkv"],)}, ValueError, "got a tuple of 1"),
+        (lambda c: {"qkv": (c["qkv"], None, None)}, ValueError, "got a tuple with None"),
+        (lambda c: {"qkv": c["qkv"][0]}, ValueError, r"or \(q, k, v\), got \["),
+        (lambda c: {"qkv": c["qkv"].view(3, -1, HEAD_DIM)}, ValueError, r"qkv\.flatten\(1\)"),
+        (lambda c: {"k_cache": c["k_cache"].flatten(2)}, ValueError, "k_cache must be"),
+        (lambda c: {"mrope_sections": (True, 1, HEAD_DIM // 2 - 2)}, TypeError, r"mrope_sections\[0\] must be an int"),
+        (lambda c: {"mrope_sections": (1.0, 1, HEAD_DIM // 2 - 2)}, TypeError, r"mrope_sections\[0\] must be an int"),
+    ],
+)
+def test_a_wrong_call_is_refused_as_outside_of_a_graph(change: Any, error: type[Exception], text: str) -> None:
+    inputs = inputs_of("apart", "cpu")
+    inputs["positions"] = inputs["positions"].expand(3, 3).contiguous()
+    inputs["mrope_sections"] = (1, 1, HEAD_DIM // 2 - 2)
+    with pytest.raises(error, match=text):
+        torch.compile(write_qkv, backend="eager")(**inputs | change(inputs))
