@@ -14,7 +14,7 @@ from torch import Tensor
 from .arguments import table_parts
 from .calls.untraced import at_first_call
 from .checks.axes import ScaleLike
-from .checks.pages import listed, rows_of
+from .checks.pages import check_in_trace, listed, rows_of
 from .step import Table
 
 Caches = Tensor | Sequence[Tensor]
@@ -45,6 +45,7 @@ def copy_pages(caches: Caches, src: Tensor, dst: Tensor, *, page_axis: int = 0, 
     Inside torch.compile the call is torch.ops.paged_attn.copy_pages.
     """
     if torch.compiler.is_compiling():
+        check_in_trace(page_axis, check)
         torch.ops.paged_attn.copy_pages(listed("caches", caches), src, dst, page_axis=page_axis, check=check)
         return
     move(caches, None, src, dst, page_axis, check)
@@ -78,6 +79,7 @@ def move_pages(
     Inside torch.compile the call is torch.ops.paged_attn.move_pages.
     """
     if torch.compiler.is_compiling():
+        check_in_trace(page_axis, check)
         given = listed("sources", sources), listed("targets", targets)
         torch.ops.paged_attn.move_pages(*given, src, dst, page_axis=page_axis, check=check)
         return
@@ -130,6 +132,7 @@ def gather_pages(
     if not torch.compiler.is_compiling():
         gather(cache, pages, starts, seq_lens, rows, kv_layout, scale, check)
         return rows
+    check_in_trace(0, check, scale)
     if scale is not None and not isinstance(scale, Tensor):
         scale = torch.full((1,), scale, dtype=torch.float32, device=cache.device)
     options = dict(kv_layout=kv_layout, scale=scale, check=check)

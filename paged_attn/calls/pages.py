@@ -30,7 +30,7 @@ def move(sources: Any, targets: Any, src: Any, dst: Any, page_axis: Any, check: 
         runs: Runs = way_of(device).moves_of(given, into, src, dst, unboxed(page_axis))
         return runs
 
-    form = ("move_pages", len(given), targets is None, page_axis)
+    form = ("move_pages", len(given), targets is None, type(page_axis), page_axis)  # True equals 1, and is refused
     _run(form, (*given, *(into or ()), src, dst), check, made)
 
 

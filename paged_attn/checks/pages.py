@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .axes import PACKED, Door
 from .kernel_tensors import FLOAT, FLOAT32, INTEGER, SCALED, names
-from .options import choice, integer, kind, refused, scale_number, unboxed
+from .options import boolean, choice, integer, kind, refused, scale_number, unboxed
 from .overlap import first_overlap, no_overlap, writable
 from .page_table import STARTS, admit_page_table, first_true
 from .swapped import LAYOUTS
@@ -35,6 +35,15 @@ def listed(name: str, caches: Any) -> list[Tensor]:
     if not caches:
         raise refused(name, "at least one tensor", "an empty list")
     return [*caches]
+
+
+def check_in_trace(page_axis: Any, check: Any, scale: Any = None) -> None:
+    """Check what the schema of an operator would convert."""
+    integer("page_axis", page_axis, 0, "an int")
+    if check is not None:
+        boolean("check", check, "True, False or None")
+    if scale is not None and not isinstance(scale, Tensor):
+        scale_number("scale", scale)
 
 
 # ---- copies of pages ---------------------------------------------------------------------------------------------

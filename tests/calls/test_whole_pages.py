@@ -402,6 +402,34 @@ def test_a_wrong_call_is_refused(name: str, change: dict[str, Any], error: type[
     refuses(function, given | change, error, text)
 
 
+@pytest.mark.parametrize("number", [True, 1.0])
+def test_a_kept_call_refuses_what_merely_equals_its_axis(number: Any, way: str, device: str) -> None:
+    cache, pairs = noise(device, HALF, 2, 3, 4), (ids(device, 0), ids(device, 1))
+    for _ in range(2):
+        paged_attn.copy_pages(cache, *pairs, page_axis=1, check=False)
+    with pytest.raises(TypeError, match="page_axis must be an int >= 0"):
+        paged_attn.copy_pages(cache, *pairs, page_axis=number, check=False)
+
+
+CONVERTED: list[tuple[str, dict[str, Any], str]] = [
+    ("copy", dict(page_axis=True), "page_axis must be an int >= 0, got bool"),
+    ("copy", dict(page_axis=1.0), "page_axis must be an int >= 0, got float"),
+    ("move", dict(page_axis=True), "page_axis must be an int >= 0, got bool"),
+    ("move", dict(check=1), "check must be True, False or None, got int"),
+    ("gather", dict(check=1), "check must be True, False or None, got int"),
+    ("gather", dict(scale=True), "scale must be a finite number > 0, or a float32 tensor, got bool"),
+    ("gather", dict(scale=float("nan")), "scale must be a finite number > 0, or a float32 tensor, got nan"),
+    ("gather", dict(scale=-1.0), "scale must be a finite number > 0, or a float32 tensor, got -1.0"),
+]
+
+
+@pytest.mark.parametrize("name, change, text", CONVERTED, ids=[f"{name}: {text}" for name, _, text in CONVERTED])
+def test_a_trace_refuses_what_a_schema_would_convert(name: str, change: dict[str, Any], text: str) -> None:
+    function, given = FUNCTIONS[name]
+    with pytest.raises((TypeError, ValueError), match=text):
+        torch.compile(function, backend="eager")(**given | change)
+
+
 CHECKED: list[tuple[str, dict[str, Any], str]] = [
     ("copy", dict(src=ids("cpu", 0, 4, 1), dst=ids("cpu", 2, 3, -1)), "src[1] = 4, but the cache has 4 pages"),
     ("copy", dict(src=ids("cpu", 0, 1, 1), dst=ids("cpu", 2, 9, -1)), "dst[1] = 9, but the cache has 4 pages"),
