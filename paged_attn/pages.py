@@ -103,7 +103,7 @@ def gather_pages(
     Args:
         cache: [pages, page_size, kv_heads, head_dim] ("NHD") or [pages, kv_heads, page_size, head_dim] ("HND");
             x-packed keys [pages, kv_heads, head_dim // x, page_size, x], or values beside these,
-            [pages, kv_heads, head_dim, page_size] ("HDN").  Last axis contiguous.
+            [pages, kv_heads, head_dim, page_size] ("HDN").  Last axis contiguous, elements of up to 8 bytes.
         page_table: [seqs, max_pages] int32 | int64, or (indptr [seqs + 1], indices), as in paged_attention.  Rows of a
             page with a negative id are zeros.
         seq_lens: [seqs] int32 | int64; number of rows of each sequence.  Negative lengths count as 0.

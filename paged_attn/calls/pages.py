@@ -8,12 +8,16 @@ from typing import Any
 from torch import Tensor
 
 from ..checks import pages as checks
+from ..checks.kernel_tensors import FP8, POINTED
 from ..checks.options import unboxed
 from ..launching.platform import device_of
+from ..records.formats import in_words
 from ..strides import settled
 from . import call_cache, checked
 from .untraced import untraced
 from .ways import Runs, way_of
+
+KNOWN = (*POINTED, *FP8)  # dtypes whose pointers kernels take
 
 
 @untraced
@@ -40,6 +44,8 @@ def gather(
     check: bool | None,
 ) -> None:  # fmt: skip
     """Gather rows of pages into out."""
+    if scale is None and _rare(cache) and _rare(out) and cache.dtype == out.dtype:
+        cache, out = in_words(cache), in_words(out)
     given = (cache, page_table, page_starts, seq_lens, out, scale)
 
     def made() -> Runs:
@@ -53,6 +59,11 @@ def gather(
 
     tensors = tuple([x for x in given if isinstance(x, Tensor)])
     _run(("gather_pages", kv_layout, page_starts is None, *call_cache.form_of_values((scale,))), tensors, check, made)
+
+
+def _rare(x: Any) -> bool:
+    """Whether a tensor's dtype must be hidden from kernels; conjugated views will be refused."""
+    return isinstance(x, Tensor) and x.dtype not in KNOWN and not x.is_conj()
 
 
 def _run(form: Any, tensors: tuple[Any, ...], check: bool | None, made: Callable[[], Runs]) -> None:

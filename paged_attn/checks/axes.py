@@ -98,6 +98,9 @@ class Door:
         if value.is_neg():  # its memory holds the negated numbers, which kernels would read
             raise ValueError(f"{name} must hold its numbers, got a lazily negated view: pass {name}.resolve_neg()")
 
+        if value.is_conj():
+            raise ValueError(f"{name} must hold its numbers, got a lazily conjugated view: pass {name}.resolve_conj()")
+
     def bind(self, name: str, value: Tensor, axes: tuple[str, ...]) -> None:
         """Settle the sizes of new axes, and compare the others."""
         shape, sizes = value.shape, self.sizes

@@ -195,6 +195,8 @@ def check_gather(
     door = Door()
     axes = PACKED if cache.ndim == 5 else LAYOUT_OF_ROWS[kv_layout]
     scaled = scale is not None or (isinstance(out, Tensor) and out.dtype != cache.dtype)
+    if cache.dtype.itemsize > 8:
+        raise _wrong_type("cache", "a tensor of elements of up to 8 bytes", names((cache.dtype,)))
     door.tensor("cache", cache, axes, GATHERED if scaled else (cache.dtype,))
     door.sizes["head_dim"] = dims
     if min(heads, dims, door.sizes["page_size"]) < 1:

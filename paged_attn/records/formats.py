@@ -6,6 +6,7 @@ import torch
 MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2, torch.int8: 7}
 # Their largest numbers.  A cache holds number / scale.  int8 is symmetric: -128 is read, but never written.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by their bytes
 
 
 def is_fp8(dtype: torch.dtype) -> bool:
@@ -16,6 +17,12 @@ def is_fp8(dtype: torch.dtype) -> bool:
 def is_scaled(dtype: torch.dtype) -> bool:
     """Whether numbers of this type are stored / scale: fp8 and int8."""
     return dtype in LARGEST
+
+
+def in_words(x: torch.Tensor) -> torch.Tensor:
+    """The elements as integers of as many bytes, because torch and Triton know few operations on rare dtypes."""
+    word = WORDS.get(x.dtype.itemsize)
+    return x if word is None else x.view(word)
 
 
 def page_of(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int]:

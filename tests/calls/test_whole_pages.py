@@ -270,6 +270,24 @@ def test_rows_keep_their_bits(layout: str, dtype: torch.dtype, ragged: bool, way
     assert as_bytes([few]) == as_bytes([want[:9]])
 
 
+RARE = [torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.float8_e4m3fnuz, torch.float8_e8m0fnu]
+
+
+@pytest.mark.parametrize("dtype", RARE, ids=str)
+def test_rare_dtypes_are_bytes_too(dtype: torch.dtype, way: str, device: str) -> None:
+    memory = noise(device, torch.uint8, PAGES, 5, 3, 24 * dtype.itemsize)
+    other, (table, lengths) = torch.zeros_like(memory), batch(device, False)
+    cache, want = memory.view(dtype), reference.gather_pages(memory, table, lengths, tokens=20)
+    for _ in range(2):
+        got = paged_attn.gather_pages(cache, table, lengths, tokens=20)
+        assert got.dtype == dtype
+        assert torch.equal(got.view(torch.uint8), want)
+    paged_attn.move_pages(cache, other.view(dtype), ids(device, 4, 1), ids(device, 2, 6))
+    paged_attn.copy_pages(cache, ids(device, 4), ids(device, 0))
+    assert torch.equal(other[[2, 6]], memory[[4, 1]])
+    assert torch.equal(memory[0], memory[4])
+
+
 def finite(device: str, layout: str, dtype: torch.dtype) -> Tensor:
     """A cache whose last slot of each live page is NaN where its dtype has NaN, and no other."""
     like = SHAPES[layout](device, torch.uint8)
@@ -349,6 +367,8 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
      "caches must not overlap itself, got [4, 8, 2, 16] strides [0, 32, 16, 1]"),
     ("copy", dict(caches=[CACHE, CACHE.clone().requires_grad_()]), ValueError,
      "caches[1] requires grad, but paged attention has no backward pass: call it under torch.no_grad()"),
+    ("gather", dict(cache=CACHE.to(torch.complex128)), TypeError,
+     "cache must be a tensor of elements of up to 8 bytes, got complex128"),
     ("copy", dict(src=ID.float()), TypeError, "src must be int32 | int64, got float32: src.to(torch.int32)"),
     ("copy", dict(dst=ID[:2]), ValueError, "dst must be [pairs] with pairs = 3 from src, got [2]"),
     ("copy", dict(dst=[1, 2, 3]), TypeError,
@@ -400,6 +420,13 @@ FUNCTIONS = {
 def test_a_wrong_call_is_refused(name: str, change: dict[str, Any], error: type[Exception], text: str) -> None:
     function, given = FUNCTIONS[name]
     refuses(function, given | change, error, text)
+
+
+def test_lazily_conjugated_views_are_refused(way: str) -> None:
+    cache = CACHE.to(torch.complex64).conj()
+    for name, given in (("copy", dict(caches=cache, src=ID, dst=ID)), ("gather", GATHER | {"cache": cache})):
+        with pytest.raises(ValueError, match=r"got a lazily conjugated view: pass caches?\.resolve_conj\(\)"):
+            FUNCTIONS[name][0](**given)
 
 
 @pytest.mark.parametrize("number", [True, 1.0])

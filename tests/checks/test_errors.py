@@ -198,6 +198,7 @@ MEMORY = torch.zeros(6, 6, 32, dtype=torch.bfloat16)
 NEGATED = torch._neg_view(torch.zeros(6))
 PROVOKED: tuple[Callable[[Path], object], ...] = (
     of("plain", alibi_slopes=lambda c: NEGATED),
+    lambda folder: paged_attn.copy_pages(MEMORY.to(torch.complex64).conj(), torch.tensor([0]), torch.tensor([1])),
     of("plain", q=lambda c: MEMORY[:5], out=lambda c: MEMORY[1:]),
     of("plain", out=lambda c: MEMORY.as_strided((5, 6, 32), (32, 32, 1))),
     of("plain", sinks=lambda c: c["sinks"].to("meta")),

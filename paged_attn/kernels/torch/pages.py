@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...records.formats import in_words
 from .cache import HND, NHD, PACKED_KEYS, PACKED_VALUES, Layout
 from .call import quiet
 
@@ -20,13 +21,8 @@ def move_pages(sources: Sequence[Tensor], targets: Sequence[Tensor], src: Tensor
         live = (src >= 0) & (dst >= 0)
         given, into = src[live].long(), dst[live].long()
         for source, target in zip(sources, targets):
-            pages = _bits(source).index_select(page_axis, given.to(source.device))
-            _bits(target).index_copy_(page_axis, into.to(target.device), pages.to(target.device))
-
-
-def _bits(x: Tensor) -> Tensor:
-    """Elements of one byte as integers: torch cannot index all types of these."""
-    return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
+            pages = in_words(source).index_select(page_axis, given.to(source.device))
+            in_words(target).index_copy_(page_axis, into.to(target.device), pages.to(target.device))
 
 
 def gather_pages(
@@ -35,7 +31,7 @@ def gather_pages(
 ) -> None:  # fmt: skip
     """Write rows of all sequences to out, and zeros behind them."""
     layout = PACKED_KEYS if cache.ndim == 5 else LAYOUTS[kv_layout]
-    rows = _bits(cache).permute(layout.slots)
+    rows = in_words(cache).permute(layout.slots)
     with quiet(out.device):
         lengths = seq_lens.long().clamp(min=0)
         seq = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)[: len(out)]
@@ -48,8 +44,8 @@ def gather_pages(
         if scale is not None or out.dtype != cache.dtype:
             found = found.float() * _scale(scale, place, layout)
         found = found.to(out.dtype)
-        _bits(out)[: len(seq)] = _bits(found).masked_fill_(~there[:, None, None], 0)
-        _bits(out)[len(seq) :] = 0
+        in_words(out)[: len(seq)] = in_words(found).masked_fill_(~there[:, None, None], 0)
+        in_words(out)[len(seq) :] = 0
 
 
 def _scale(scale: Any, place: tuple[Tensor, Tensor], layout: Layout) -> Any:
