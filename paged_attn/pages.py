@@ -30,7 +30,8 @@ def copy_pages(caches: Caches, src: Tensor, dst: Tensor, *, page_axis: int = 0, 
 
     Args:
         caches: a tensor or a list of tensors of any shapes, strides and dtypes, which have `pages` entries along
-            `page_axis`.  A cache [layers, pages, ...] or [2, pages, ...] has page_axis=1.
+            `page_axis`.  A cache [layers, pages, ...] or [2, pages, ...] has page_axis=1.  Two tensors share no memory,
+            or are the same tensor, given twice.
         src, dst: [pairs] int32 | int64; pair i copies page src[i] of each cache to page dst[i].  A pair is skipped if
             either is negative.  No page may occur twice in dst, or both in src and in dst, skipped pairs apart.
         page_axis: the axis of pages in all caches, an int >= 0.
@@ -62,7 +63,7 @@ def move_pages(
     Args:
         sources: a tensor or a list of tensors with an axis of pages, as in copy_pages.
         targets: as many tensors, which are written.  Each has the dtype and the shape of its source; the number of
-            pages may differ.  Strides may differ, too.
+            pages may differ.  Strides may differ, too.  Targets share no memory.
         src, dst: [pairs] int32 | int64; pair i copies page src[i] of each source to page dst[i] of its target.  A pair
             is skipped if either is negative.  No page may occur twice in dst, skipped pairs apart.
         page_axis: the axis of pages in all tensors, an int >= 0.

@@ -7,7 +7,7 @@ divisor.  If strides nest, the first step decides; other layouts take a few step
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -61,6 +61,31 @@ def first_overlap(written: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[
             if begin < other_end and other_begin < end and overlap(x, others[j]):
                 return i, j
     return None
+
+
+def pairs_that_meet(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
+    """Places (i, j), i < j, of tensors that share memory."""
+    ranges = sorted((*_range(x), *_step(x), i) for i, x in enumerate(tensors) if 0 not in x.shape)
+    reached: list[tuple[int, ...]] = []  # those that end behind the begin of the next one
+    for one in ranges:
+        reached = [x for x in reached if x[1] > one[0]]
+        for other in reached:
+            i, j = sorted((one[-1], other[-1]))
+            if not _side_by_side(other, one) and overlap(tensors[i], tensors[j]):
+                yield i, j
+        reached.append(one)
+
+
+def _step(x: Tensor) -> tuple[int, int]:
+    """(largest stride, span of all other axes) in bytes."""
+    *others, (stride, _) = sorted((stride, most) for stride, most in _bytes(x) if most or stride == 1)
+    return stride, 1 + sum(stride * most for stride, most in others)
+
+
+def _side_by_side(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two tensors (begin, end, stride, span, ...) alternate between steps of equal length, such as layers."""
+    gap = (other[0] - one[0]) % one[2]
+    return one[2] == other[2] and one[3] <= gap and gap + other[3] <= one[2]
 
 
 def same_elements(x: Tensor, y: Tensor) -> bool:

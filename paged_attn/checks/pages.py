@@ -11,7 +11,7 @@ from torch import Tensor
 from .axes import PACKED, Door
 from .kernel_tensors import FLOAT, FLOAT32, INTEGER, SCALED, names
 from .options import boolean, choice, integer, kind, refused, scale_number, unboxed
-from .overlap import first_overlap, no_overlap, writable
+from .overlap import first_overlap, no_overlap, pairs_that_meet, same_elements, writable
 from .page_table import STARTS, admit_page_table, first_true
 from .swapped import LAYOUTS
 
@@ -66,6 +66,7 @@ def check_moves(sources: Any, targets: Any, src: Any, dst: Any, page_axis: Any) 
         _check_alike(given, into, page_axis)
     for label, tensor in into:
         writable(label, tensor)
+    _check_apart([x for _, x in given], into)
     door = Door()
     door.first, device = given[0][0], given[0][1].device
     if device.type == "cpu":
@@ -118,6 +119,17 @@ def _check_alike(given: Sequence[tuple[str, Tensor]], into: Sequence[tuple[str, 
     if shared is not None:
         (name, target), (source_name, source) = into[shared[0]], given[shared[1]]
         no_overlap(name, target, "copy_pages copies within caches", **{source_name: source})
+
+
+def _check_apart(given: Sequence[Tensor], into: Sequence[tuple[str, Tensor]]) -> None:
+    """Check that no two targets share memory, for either could be written last.
+
+    Layers may share a cache: one source and one target given twice get the same bytes twice.
+    """
+    for i, j in pairs_that_meet([x for _, x in into]):
+        (name, target), (other_name, other) = into[j], into[i]
+        if not (same_elements(target, other) and same_elements(given[i], given[j])):
+            no_overlap(name, target, **{other_name: other})
 
 
 def refuse_pageable(name: str, x: Tensor) -> None:

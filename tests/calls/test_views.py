@@ -57,6 +57,23 @@ def test_overlaps_are_found_exactly() -> None:
     assert all(100 < count < 400 for count in found), found
 
 
+def test_pairs_that_overlap_are_found_among_many() -> None:
+    rng, memory, found = random.Random(1), torch.zeros(300, dtype=torch.int16), 0
+
+    def view() -> Tensor:
+        axes = rng.randint(1, 3)
+        sizes, steps = [rng.randint(0, 4) for _ in range(axes)], [rng.choice((1, 2, 3, 6, 12, 24)) for _ in range(axes)]
+        x = memory if rng.random() < 0.5 else memory.view(torch.int8)
+        return torch.as_strided(x, sizes, steps, rng.randint(0, 40))
+
+    for _ in range(300):
+        views = [view() for _ in range(4)]
+        want = {(i, j) for i, j in itertools.combinations(range(4), 2) if overlap.overlap(views[i], views[j])}
+        assert {*overlap.pairs_that_meet(views)} == want
+        found += len(want)
+    assert 100 < found < 1700
+
+
 def test_usual_and_exotic_layouts_do_not_overlap() -> None:
     buffer = torch.empty(64, 16, 4, 2, 32, device="meta")
     assert not overlap.overlaps_itself(buffer[:, :, :, 1].permute(2, 0, 1, 3))

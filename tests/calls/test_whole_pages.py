@@ -381,6 +381,11 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
      "targets must be float32 like sources, got float16: targets.view(torch.float32), for bytes are copied"),
     ("move", dict(targets=CACHE), ValueError,
      "targets must share no memory with sources: copy_pages copies within caches"),
+    ("copy", dict(caches=[CACHE[:3], CACHE[1:]]), ValueError, "caches[1] must share no memory with caches[0]"),
+    ("move", dict(sources=[CACHE, CACHE + 1], targets=[MOVE["targets"]] * 2), ValueError,
+     "targets[1] must share no memory with targets[0]"),
+    ("move", dict(sources=[CACHE, CACHE + 1], targets=[MOVE["targets"][:5], MOVE["targets"][4:]]), ValueError,
+     "targets[1] must share no memory with targets[0]"),
     ("gather", dict(cache=None), TypeError, "cache must be a tensor, got None"),
     ("gather", dict(cache=CACHE[0]), ValueError,
      "cache must be [pages, page_size, kv_heads, head_dim], got [8, 2, 16]: cache.unsqueeze(2), if these are latents"),
@@ -420,6 +425,19 @@ FUNCTIONS = {
 def test_a_wrong_call_is_refused(name: str, change: dict[str, Any], error: type[Exception], text: str) -> None:
     function, given = FUNCTIONS[name]
     refuses(function, given | change, error, text)
+
+
+def test_layers_may_share_a_cache(way: str, device: str) -> None:
+    """The same pages are copied twice; keys and values are views of one tensor."""
+    whole = noise(device, HALF, 2, PAGES, 4, 8)
+    want = whole.clone()
+    keys, values = whole
+    paged_attn.copy_pages([keys, values, keys], ids(device, 1), ids(device, 2))
+    want[:, 2] = want[:, 1]
+    assert as_bytes([whole]) == as_bytes([want])
+    target = torch.zeros_like(keys)
+    paged_attn.move_pages([keys, keys], [target, target], ids(device, 1), ids(device, 2))
+    assert as_bytes([target[2]]) == as_bytes([keys[1]])
 
 
 def test_lazily_conjugated_views_are_refused(way: str) -> None:
