@@ -111,7 +111,8 @@ def gather_pages(
         kv_layout: "NHD", "HND" or "HDN"; ignored for a 5-D cache.
         tokens: number of rows of the result.  None: that of out, or the sum of seq_lens if these are on the host.
             Rows beyond the sum are zeros.
-        dtype: dtype of the result, float16 | bfloat16 | float32.  None: that of out, or the cache's.
+        dtype: dtype of the result, float16 | bfloat16 | float32.  None: that of out, or the cache's.  Beside a scale an
+            fp8 or int8 cache needs one of the two.
         scale: value = cache value * scale.  A float, or float32 | float16 [], [1], [kv_heads], [1, kv_heads], or of
             each token [pages, page_size, kv_heads] ("HND", "HDN" and 5-D: [pages, kv_heads, page_size]), of any
             strides.  None: 1.  The cache is then of float16, bfloat16, float32, fp8 or int8.
@@ -129,7 +130,7 @@ def gather_pages(
     Inside torch.compile the call is torch.ops.paged_attn.gather_pages.
     """
     pages, starts = table_parts(page_table)
-    rows = rows_of(out, cache, seq_lens, kv_layout, tokens, dtype)
+    rows = rows_of(out, cache, seq_lens, kv_layout, tokens, dtype, scale)
     if not torch.compiler.is_compiling():
         gather(cache, pages, starts, seq_lens, rows, kv_layout, scale, check)
         return rows

@@ -162,7 +162,7 @@ def check_pairs(src: Tensor, dst: Tensor, pages: int, count: int, within: bool) 
 # ---- rows gathered from pages ------------------------------------------------------------------------------------
 
 
-def rows_of(out: Any, cache: Any, seq_lens: Any, kv_layout: Any, tokens: Any, dtype: Any) -> Tensor:
+def rows_of(out: Any, cache: Any, seq_lens: Any, kv_layout: Any, tokens: Any, dtype: Any, scale: Any = None) -> Tensor:
     """`out` if it is given, checked beside tokens and dtype; else memory for the rows of a call of gather_pages."""
     tokens = unboxed(tokens)
     integer("tokens", tokens, 0)
@@ -178,11 +178,17 @@ def rows_of(out: Any, cache: Any, seq_lens: Any, kv_layout: Any, tokens: Any, dt
     heads, dims = shape_of_rows(cache, kv_layout)
     if dtype not in (None, cache.dtype, *FLOAT):
         raise _wrong_type("dtype", f"{names(FLOAT)}, or that of cache", names((dtype,)))
+    if scale is not None and cache.dtype in SCALED and (cache.dtype if dtype is None else dtype) not in FLOAT:
+        given_dtype = f"None, that of cache, {names((cache.dtype,))}" if dtype is None else names((dtype,))
+        raise _wrong_type("dtype", f"{names(FLOAT)} with a scale", given_dtype)
     if tokens is None:
         if not isinstance(seq_lens, Tensor) or seq_lens.device.type != "cpu":
             given_lens = "None: pass tokens, or out, because lengths are on the device"
             raise _wrong_type("tokens", "an int >= 0", given_lens)
-        tokens = int(seq_lens.clamp(min=0).sum())
+        # lengths of another dtype will be refused
+        tokens = int(seq_lens.clamp(min=0).sum()) if seq_lens.dtype in INTEGER else 0
+        if not torch.compiler.is_compiling():
+            integer("the sum of seq_lens", tokens, 0, "an int")
     return torch.empty(tokens, heads, dims, dtype=cache.dtype if dtype is None else dtype, device=cache.device)
 
 

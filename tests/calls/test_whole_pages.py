@@ -345,6 +345,7 @@ def test_tokens_are_counted_where_lengths_are_on_the_host(way: str) -> None:
     assert paged_attn.gather_pages(cache, table, lengths).shape == (17, 3, 24)
     assert paged_attn.gather_pages(cache, table[:0], lengths[:0]).shape == (0, 3, 24)
     assert not paged_attn.gather_pages(cache, table[:0], lengths[:0], tokens=2).any()
+    assert not paged_attn.gather_pages(cache[:0], torch.full_like(table, -1), lengths).any()  # without pages
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------------
@@ -396,6 +397,16 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("gather", dict(dtype="float32"), TypeError, "dtype must be None or a torch.dtype, got str"),
     ("gather", dict(dtype=torch.float64), TypeError,
      "dtype must be float16 | bfloat16 | float32, or that of cache, got float64"),
+    ("gather", dict(cache=CACHE.to(E4M3), scale=2.0), TypeError,
+     "dtype must be float16 | bfloat16 | float32 with a scale, got None, that of cache, float8_e4m3fn"),
+    ("gather", dict(cache=CACHE.to(INT8), scale=2.0, dtype=INT8), TypeError,
+     "dtype must be float16 | bfloat16 | float32 with a scale, got int8"),
+    ("gather", dict(seq_lens=torch.full((3,), torch.nan)), TypeError,
+     "seq_lens must be int32 | int64, got float32: seq_lens.to(torch.int32)"),
+    ("gather", dict(seq_lens=ID.to(torch.complex64)), TypeError,
+     "seq_lens must be int32 | int64, got complex64: seq_lens.to(torch.int32)"),
+    ("gather", dict(seq_lens=ID + 2**40), ValueError,
+     f"the sum of seq_lens must be an int >= 0 and < 2^31, got {3 * 2**40}"),
     ("gather", dict(out=torch.zeros(3, 2, 16), tokens=4), ValueError, "tokens must be 3, which out has, got 4"),
     ("gather", dict(out=torch.zeros(3, 2, 16), dtype=HALF), ValueError,
      "dtype must be float32, which out has, got float16"),

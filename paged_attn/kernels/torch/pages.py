@@ -32,6 +32,9 @@ def gather_pages(
     """Write rows of all sequences to out, and zeros behind them."""
     layout = PACKED_KEYS if cache.ndim == 5 else LAYOUTS[kv_layout]
     rows = in_words(cache).permute(layout.slots)
+    if not len(rows):  # no page can be named
+        in_words(out).zero_()
+        return
     with quiet(out.device):
         lengths = seq_lens.long().clamp(min=0)
         seq = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)[: len(out)]
