@@ -233,3 +233,19 @@ def test_gathering_by_pages_brings_no_slot_behind_a_sequence() -> None:
     assert cache._in_whole_pages([cache.Span(16, 70), cache.Span(32, 64)], 16)
     assert not cache._in_whole_pages([cache.Span(16, 70), cache.Span(32, 63)], 16)
     assert not cache._in_whole_pages([cache.Span(8, 62)], 16)
+
+
+def test_caches_made_in_inference_mode_are_written_outside_of_it() -> None:
+    with torch.inference_mode():
+        k_cache, v_cache = torch.zeros(2, 3, 4, 1, 8)
+        q_out, out = torch.zeros(2, 2, 4, 8)
+    tokens, slots = torch.randn(2, 1, 8), torch.tensor([0, 5])
+    paged_attn.write_kv(tokens, tokens, k_cache, v_cache, slots)
+    assert torch.equal(k_cache.flatten(0, 1)[slots], tokens)
+    qkv = torch.randn(2, 6 * 8)
+    queries = paged_attn.write_qkv(qkv, k_cache, v_cache, slots, q_out=q_out)
+    assert torch.equal(queries.flatten(1), qkv[:, : 4 * 8])
+    table, lengths = torch.tensor([[0], [1]]), torch.tensor([1, 2])
+    want = paged_attn.paged_attention(queries, k_cache, v_cache, table, lengths)
+    assert torch.equal(paged_attn.paged_attention(queries, k_cache, v_cache, table, lengths, out=out), want)
+    assert not want.is_inference()

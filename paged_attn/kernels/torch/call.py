@@ -90,8 +90,8 @@ class Call(NamedTuple):
 
 @contextlib.contextmanager
 def quiet(device: torch.device) -> Iterator[None]:
-    """Neither gradients nor autocast in the operations within."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    """Neither gradients nor autocast within; inference mode can also write caches that were made in it."""
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
         yield
 
 
