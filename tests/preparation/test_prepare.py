@@ -14,7 +14,7 @@ import torch
 import triton
 
 import paged_attn
-from paged_attn.cli.prepare_command import SCALES
+from paged_attn.arguments import SCALES
 from paged_attn.launching.platform import Device
 from paged_attn.serving.tensors import batch_of
 from tests.preparation.models import BF16, E4M3
