@@ -23,7 +23,7 @@ def overlaps_itself(x: Tensor) -> bool:
     """Whether two elements of a tensor share memory."""
     if 0 in x.shape:
         return False
-    # Of the axes in which two elements differ, take the one of the largest stride; there they differ by i > 0 indices.
+    # Two elements differ in some axes.  In the one of the largest stride they differ by i > 0 indices.
     # If they share an address, smaller strides add up to i * stride, with differences from -m to m, here 0 to 2 m.
     search, reach = _Search(), 0
     smaller: list[tuple[int, int]] = []

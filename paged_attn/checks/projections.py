@@ -213,7 +213,7 @@ def check_projection_contents(axes: Axes, given: Projections) -> None:
 
 
 def three(qkv: Sequence[Any]) -> Sequence[Any]:
-    """The elements of a tuple or list, which must be three, none of them None: in Projections that marks one tensor."""
+    """Return a tuple or list of three tensors as it is.  None is refused, because in Projections None marks packing."""
     if len(qkv) != 3:
         raise refused("qkv", "one tensor or (q, k, v)", f"a tuple of {len(qkv)}")
     if qkv[0] is None or qkv[1] is None or qkv[2] is None:

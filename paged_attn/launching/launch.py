@@ -157,7 +157,7 @@ class Launches:
 def _kept(step: Step, compiled: CompiledKernel, count: int) -> Kept:
     """Make the Kept of a step and its compiled kernel; its functions launch from a list of `count` addresses.
 
-    They do what JITFunction.run does, without its pre-run hooks.
+    The functions do what JITFunction.run does, but call no pre-run hooks.
     """
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     arguments = filler(step.args)

@@ -4,7 +4,7 @@ import torch
 
 # Bits behind sign and exponent of formats of one byte, which are passed to kernels as bytes; int8 has no exponent.
 MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2, torch.int8: 7}
-# Their largest numbers.  A cache holds number / scale.  int8 is symmetric: -128 is read, but never written.
+# Largest number of each format.  A cache holds number / scale.  int8 is symmetric: -128 is read, but never written.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by their bytes
 

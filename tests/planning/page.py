@@ -27,7 +27,7 @@ of one H200 each. `tests/planning/choices.txt` has the choices for all cases of 
 """
 BLOCKS = """## Kinds of blocks on Hopper
 
-Of the blocks kernel, again the first row that has a call; of two lists the first two, of other blocks the rest.
+The blocks kernel takes the first row that has a call, too. Two lists choose among the first two rows, other blocks among the rest.
 """
 THRESHOLDS = """## Thresholds
 
