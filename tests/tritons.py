@@ -33,7 +33,7 @@ VERSIONS = {
 VARIANTS = {
     "portable": (
         *("decode", "decode split features", "decode e4m3", "prefill", "prefill features", "prefill packed"),
-        *("prefill invariant split", "write e4m3", "merge"),
+        *("prefill invariant split", "write e4m3", "merge", "write qkv", "decode split int8 by token", "gathered"),
     ),
     "hopper": (
         *("decode of 12", "decode split all fp8", "speculate 32", "prefill window sinks", "long", "two lists"),

@@ -141,18 +141,24 @@ def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device:
     block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // max(dim, value_padded)))
     grid = (axes.tokens, cdiv(axes.kv_heads, block_heads))
     if part == "keys":  # there may be no values
-        new, cache = KeyValues(layout.rows(k), None), KeyValues(layout.keys(k_cache, kv_layout, k_scale), None)
+        stored = layout.keys(k_cache, kv_layout, k_scale)
+        new, cache = KeyValues(layout.rows(k), None), KeyValues(stored, _unwritten(stored))
     else:
         new = KeyValues(layout.rows(k), layout.rows(v))
         cache = layout.cache(k_cache, v_cache, kv_layout, k_scale, v_scale)
     if part == "values":
-        new, cache = new._replace(key=None), cache._replace(key=None)
+        new, cache = new._replace(key=None), cache._replace(key=_unwritten(cache.key))
     args = (
         new.key, new.value, cache, slot_mapping,
         scales(1.0, key=k_scale, value=v_scale),
         axes.page_size, axes.kv_heads, axes.head_dim, dim, axes.value_dim, value_padded, block_heads, device.dependent,
     )  # fmt: skip
     return Step(write_kv_kernel, grid, args, {"launch_pdl": True} if device.dependent else {})
+
+
+def _unwritten(kv: Any) -> Any:
+    """Return a KV that a kernel does not write.  Triton 3.6 cannot compare a tuple that holds None with None."""
+    return kv._replace(ptr=None, scale_ptr=None)
 
 
 def qkv_write_of(given: Projections, options: Rotation, axes: Axes, device: Device, part: str | None) -> Launches:
@@ -172,7 +178,7 @@ def _qkv_step(x: Projections, options: Rotation, axes: Axes, device: Device, par
     stored = layout.keys(x.k_cache, options.kv_layout)
     cache = KeyValues(stored, stored) if x.latent else layout.cache(x.k_cache, x.v_cache, options.kv_layout)
     if part == "keys":
-        new[2], cache = None, cache._replace(value=None)
+        new[2], cache = None, cache._replace(value=_unwritten(cache.value))
     q_norm, k_norm = (_norm(weight, options) for weight in (x.q_norm, x.k_norm))
     args = (
         *new, q_out, cache, x.slot_mapping, _rotary(x),

@@ -27,7 +27,8 @@ of one H200 each. `tests/planning/choices.txt` has the choices for all cases of 
 """
 BLOCKS = """## Kinds of blocks on Hopper
 
-The blocks kernel takes the first row that has a call, too. Two lists choose among the first two rows, other blocks among the rest.
+The blocks kernel takes the first row that has a call, too. Two lists choose among the first two rows, other blocks
+among the rest.
 """
 THRESHOLDS = """## Thresholds
 

@@ -43,7 +43,7 @@ def write_kv_kernel(
 ):  # fmt: skip
     """Write one token x BLOCK_HEADS of its KV heads.
 
-    A negative slot skips the token.  A cache key or value of None is not written.
+    A negative slot skips the token.  Keys or values whose cache has a ptr of None are not written.
     DEPENDENT: a dependent launch, which begins before the previous launch ends, and lets the next one do the same.
     """
     if DEPENDENT:
@@ -53,12 +53,12 @@ def write_kv_kernel(
     at = tl.load(slot_mapping + token).to(tl.int64)
     if at >= 0:
         kv_head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-        if cache.key is not None:
+        if cache.key.ptr is not None:
             store_heads(
                 cache.key, new_key, token, kv_head, at // PAGE, at % PAGE,
                 scales.key, scales.key_ptr, scales.key_stride, KV_HEADS, HEAD_DIM, DIM,
             )  # fmt: skip
-        if cache.value is not None:
+        if cache.value.ptr is not None:
             store_heads(
                 cache.value, new_value, token, kv_head, at // PAGE, at % PAGE,
                 scales.value, scales.value_ptr, scales.value_stride, KV_HEADS, VALUE_DIM, VALUE_PADDED,

@@ -174,14 +174,14 @@ def write_new(
 ):  # fmt: skip
     """Norm and rotate keys of KV heads [H] of one token, and store them and the values into the token's slot."""
     keys = load_heads(new_key, token, head, K)
-    values = () if new_value is None else load_heads(new_value, token, head, V)
+    values = () if cache.value.ptr is None else load_heads(new_value, token, head, V)
     at = tl.load(slot_mapping + token).to(tl.int64)
     angles = angles_of(rotary, token, head, T)
     if at >= 0:
         page, slot = at // PAGE, at % PAGE
         keys = rotated(normed(keys, key_norm, head, K), angles, T)
         store_new(cache.key, keys, page, slot, head, scales.key, scales.key_ptr, scales.key_stride, K)
-        if cache.value is not None:
+        if cache.value.ptr is not None:
             values = normed(values, value_norm, head, V)
             store_new(cache.value, values, page, slot, head, scales.value, scales.value_ptr, scales.value_stride, V)
 
@@ -193,7 +193,8 @@ def write_qkv_kernel(
 ):  # fmt: skip
     """Write some query heads of one token, or some of its KV heads.
 
-    A negative slot skips the keys and values of a token, not its queries.  A cache value of None is not written.
+    A negative slot skips the keys and values of a token, not its queries.  Values are not written if their cache has a
+    ptr of None.
     A program issues all its loads before the first use.  It waits twice: for the position, then for the angles.
     DEPENDENT: a dependent launch, which begins before the previous launch ends, and lets the next one do the same.
     """
