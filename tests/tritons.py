@@ -34,6 +34,7 @@ VARIANTS = {
     "portable": (
         *("decode", "decode split features", "decode e4m3", "prefill", "prefill features", "prefill packed"),
         *("prefill invariant split", "write e4m3", "merge", "write qkv", "decode split int8 by token", "gathered"),
+        "decode split packed new",
     ),
     "hopper": (
         *("decode of 12", "decode split all fp8", "speculate 32", "prefill window sinks", "long", "two lists"),

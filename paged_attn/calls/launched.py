@@ -157,8 +157,8 @@ def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device:
 
 
 def _unwritten(kv: Any) -> Any:
-    """Return a KV that a kernel does not write.  Triton 3.6 cannot compare a tuple that holds None with None."""
-    return kv._replace(ptr=None, scale_ptr=None)
+    """Return a KV that a kernel does not write."""
+    return kv._replace(ptr=None, SCALED=constexpr(False), scale_ptr=constexpr(0))
 
 
 def qkv_write_of(given: Projections, options: Rotation, axes: Axes, device: Device, part: str | None) -> Launches:

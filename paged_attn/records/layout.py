@@ -96,7 +96,10 @@ def _by_slot(kv: KV, scale: Any, order: str) -> KV:
     if not scales_slots(scale):
         return kv
     page, slot, head = scale.stride() if order == "NHD" else (scale.stride(i) for i in (0, 2, 1))
-    return kv._replace(scale_ptr=scale, scale_stride_page=page, scale_stride_slot=slot, scale_stride_head=head)
+    return kv._replace(
+        SCALED=tl.constexpr(True), scale_ptr=scale,
+        scale_stride_page=page, scale_stride_slot=slot, scale_stride_head=head,
+    )  # fmt: skip
 
 
 def pairable(kv: KV, head_dim: int) -> bool:
@@ -136,7 +139,7 @@ def of_known_steps(keys: KeyValues) -> KeyValues:
 def of_one_head(keys: KeyValues) -> KeyValues:
     """Keys and values with a head stride of 0, so that every KV head reads the first one."""
     return KeyValues(
-        *(kv._replace(stride_head=0, scale_stride_head=None if kv.scale_ptr is None else 0) for kv in keys)
+        *(kv._replace(stride_head=0, scale_stride_head=0 if kv.SCALED else kv.scale_stride_head) for kv in keys)
     )
 
 

@@ -37,10 +37,13 @@ class KV(NamedTuple):
     FP8: Any  # as in Rows
     ALIGN: Any  # constexpr power of two that divides the address and the strides, if RUN is 1 or PARTS 2
     PARTS: Any = tl.constexpr(1)
-    scale_ptr: Any = None  # float32 or float16: a scale for each slot and KV head; None: one for more of them
-    scale_stride_page: Any = None
-    scale_stride_slot: Any = None
-    scale_stride_head: Any = None
+    # constexpr True: each slot and KV head has a scale.  The next fields are never None, because Triton 3.6 cannot
+    # compare a tuple that holds None with None.
+    SCALED: Any = tl.constexpr(False)
+    scale_ptr: Any = tl.constexpr(0)  # float32 or float16
+    scale_stride_page: Any = tl.constexpr(0)
+    scale_stride_slot: Any = tl.constexpr(0)
+    scale_stride_head: Any = tl.constexpr(0)
 
 
 class KeyValues(NamedTuple):

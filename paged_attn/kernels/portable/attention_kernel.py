@@ -42,7 +42,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     end = tl.minimum(end, span.hi)
     row_max, row_sum = start(mods.sinks, rows, first, S)
     acc = in_parts(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), cache.value.PARTS)
-    if cache.value.scale_ptr is not None:
+    if cache.value.SCALED:
         acc = acc + (tl.full([], 2.0**-126, tl.float32),)
     state = State(acc, row_max, row_sum)
 
@@ -62,7 +62,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     # So far acc sums cached values alone, because a sink has the value 0.  New values are not scaled, and follow below.
     value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, head, scales.value_stride_seq, block)
     acc = state.acc
-    if cache.value.scale_ptr is not None:
+    if cache.value.SCALED:
         value_scale = acc[cache.value.PARTS]
         acc = first_of(acc, cache.value.PARTS)
     state = State(scaled(acc, value_scale), state.max, state.sum)

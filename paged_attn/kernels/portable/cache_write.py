@@ -21,7 +21,7 @@ def store_heads(
     head = kv_head.to(tl.int64) if KV_HEADS > MAX_HEADS_OF_NARROW_ROWS or rows.WIDE is not None else kv_head
     source = rows.ptr + token * rows.stride_token + head[:, None] * rows.stride_head + dim[None, :]
     x = decode(tl.load(source, mask=inside, other=0), rows.FP8, tl.float32, False)
-    if kv.scale_ptr is not None:
+    if kv.SCALED:
         by_slot = scales_by_row(x, kv.FP8, kv.scale_ptr.dtype.element_ty)
         to = kv.scale_ptr + page * kv.scale_stride_page + slot * kv.scale_stride_slot
         tl.store(to + kv_head.to(tl.int64) * kv.scale_stride_head, by_slot, mask=kv_head < KV_HEADS)

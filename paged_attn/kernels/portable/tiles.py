@@ -23,9 +23,9 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
     """Fold one tile, the keys from position `tile` on, into the state; FULL: every row sees all keys of the tile."""
     page, slot = locate(source, ids, tile, S)
     of_keys, of_values = None, None
-    if kv.key.scale_ptr is not None:
+    if kv.key.SCALED:
         of_keys = load_scales(kv.key, page, slot, rows.kv_head, tile, source, S, FULL)
-    if kv.value.scale_ptr is not None:
+    if kv.value.SCALED:
         of_values = load_scales(kv.value, page, slot, rows.kv_head, tile, source, S, FULL)
     # Values of keys that are not live become zeros, because 0 * NaN is NaN.  live None: all keys are live.
     if S.REST is not None:
