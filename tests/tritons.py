@@ -55,6 +55,7 @@ DONE = {"portable": "sound", "hopper": "sound", "wide": "sound", "simulated": "r
 KNOWN_COMPLAINTS = {
     ("3.8.0", "long"): "permutes words of weights",  # carried as numbers: `shim.COPIES_OPERANDS` says why
     ("3.8.0", "mixed e4m3, no lse"): "has 50 KB of machine code",  # 0.6 KB more: LLVM's vectorizer is off
+    ("3.8.0", "decode split int8 by token"): "spills 24 bytes",  # of 168 registers; 3.6 has 167, 3.7 138
     ("3.9.0", "prefill"): "spills 48 bytes",  # the portable kernel, whose calls are the Hopper kernels' on sm_90
     ("3.9.0", "mixed"): "spills in a loop over keys",  # one register, in the loop of few rows
     # 0.6 KB more, and 40 bytes spilled instead of 12, by --regAllocOptLevel=2: ptxas 13 allocates registers otherwise,

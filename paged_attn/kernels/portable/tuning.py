@@ -135,8 +135,7 @@ def pair_config(p: Problem, config: Config) -> Config:
         return config._replace(tile=128) if config.tile == 64 else config
     if p.widest > WIDE:
         return config
-    spills = p.slot_scales and p.device.capability >= 100  # at 128 registers
-    if p.rescaled or p.widest > 128 or spills:
+    if p.rescaled or p.widest > 128 or p.slot_scales:
         return config._replace(resident=3, registers=168)
     return config._replace(resident=4, registers=128)
 
