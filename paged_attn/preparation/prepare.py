@@ -78,9 +78,9 @@ def prepare(
 ) -> Summary:
     """Compile every kernel that calls of this model can reach, in parallel processes, into Triton's cache on disk.
 
-    Afterwards no such call compiles anything, in this process or a later one.  A model whose layers differ, in their
-    window for example, is prepared once for each kind of layers.  Tensors are taken to be aligned and contiguous, as
-    torch makes them.
+    Calls are those of paged_attention and write_kv.  Afterwards no such call compiles anything, in this process or a
+    later one; other functions compile at their first call.  A model whose layers differ, for example in their window,
+    is prepared once for each kind of layers.  Tensors are taken to be aligned and contiguous, as torch makes them.
 
     Processes are spawned, so a script calls prepare() under `if __name__ == "__main__"`.  A progress bar is shown if
     rich is installed.

@@ -215,7 +215,7 @@ def test_an_option_outside_its_limits_is_refused_by_its_name(argument: Argument)
     checks.check_options(**{argument.name: argument.default})
 
 
-# Of each rule a value that breaks it, and what is said of that.
+# A value that breaks each rule, and the message that refuses the value.
 WRONG: dict[str, Callable[..., tuple[Any, str]]] = {
     "boolean": lambda words="True or False": (1, f"{words}, got int: bool(NAME)"),
     "choice": lambda words: ("", f"{', '.join(map(repr, words[:-1]))} or {words[-1]!r}, got ''"),

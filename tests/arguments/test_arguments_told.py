@@ -155,7 +155,7 @@ UNLIKE: dict[str, Any] = {x.name: x.others[0] for x in OF_MODELS} | dict(
 
 
 def described(call: dict[str, Any]) -> dict[str, Any]:
-    """Of tensors what a kernel is made for."""
+    """Facts of tensors that a kernel is made for."""
     as_facts = lambda x: (x.dtype, x.shape, x.stride()) if isinstance(x, torch.Tensor) else x  # noqa: E731
     return {name: [*map(as_facts, x)] if isinstance(x, tuple) else as_facts(x) for name, x in call.items()}
 

@@ -23,7 +23,7 @@ ODD = (0, 1, 3, 7, 1 << 20, 1 << 33)
 
 
 def odd(x: Tensor, stride: int = 3) -> Tensor:
-    """The same elements with this stride on each axis that has one, and on all axes of an empty tensor."""
+    """A view of all elements with this stride on each axis that has one, and on all axes of an empty tensor."""
     strides = [stride if size < 2 or x.numel() == 0 else s for size, s in zip(x.shape, x.stride())]
     return x.as_strided(x.shape, strides)
 

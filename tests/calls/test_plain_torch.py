@@ -78,7 +78,7 @@ def test_a_word_that_is_no_dialect_is_refused() -> None:
 def test_no_operation_is_as_large_as_tokens_times_keys(
     features: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 48 queries at 20000 keys of 8 heads all scores are 30 MB; no tensor of an operation has a quarter of that."""
+    """All scores of 48 queries at 20000 keys of 8 heads are 30 MB; no tensor of an operation has a quarter of that."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     case = Case("long", (48,), (20_000,), heads=8, kv_heads=1, head_dim=16, page_size=64, **features)
