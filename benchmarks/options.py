@@ -9,8 +9,8 @@ from pathlib import Path
 
 # Names of suites.SUITES and peers.PEERS, which need torch; tests hold them against these.
 SUITES = (
-    "decode", "features", "prefill", "mixed", "ragged", "spec", "single", "fp8", "window", "models", "layouts",
-    "invariant", "wide", "mla", "masks", "layers",
+    "decode", "features", "prefill", "mixed", "ragged", "spec", "single", "fp8", "formats", "window", "models",
+    "layouts", "invariant", "wide", "mla", "masks", "layers",
 )  # fmt: skip
 PEERS = (
     "paged-attn", "default mode", "sdpa cudnn", "sdpa flash", "cudnn paged", "flashinfer fa2", "flashinfer fa3",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from benchmarks.suites.batches import SIZES, is_uniform, uniform
 from benchmarks.suites.features import FEATURES
+from benchmarks.suites.formats import FORMATS
 from benchmarks.suites.fp8 import FP8_SUITE
 from benchmarks.suites.invariant import INVARIANT
 from benchmarks.suites.layouts import LAYOUTS, SMALL_PAGES
@@ -28,6 +29,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "spec": SPEC,
     "single": SINGLE,
     "fp8": FP8_SUITE,
+    "formats": FORMATS,
     "window": WINDOW,
     "models": MODEL_LAYERS,
     "layouts": LAYOUTS + SMALL_PAGES,
