@@ -51,7 +51,10 @@ def quantised(values: Tensor, like: Tensor, dtype: torch.dtype) -> tuple[Tensor,
     Numbers are divided by the scale as stored.  A scale of 0, and one of NaN where a number is infinite or NaN, stand
     beside stored zeros.
     """
-    scales = values.float().abs().amax(-1) / LARGEST[dtype]
+    most = values.float().abs().amax(-1)
+    scales = most / torch.full_like(
+        most, LARGEST[dtype]
+    )  # by a Python number, torch multiplies by its inverse on a GPU
     scales = torch.where(scales.isfinite(), scales.clamp(max=torch.finfo(like.dtype).max), torch.nan).to(like.dtype)
     by = scales.float()[..., None]
     return narrow(torch.where(by > 0, values.float() / by, 0.0), dtype), scales

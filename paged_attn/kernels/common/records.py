@@ -145,6 +145,15 @@ class Scales(NamedTuple):
     query_stride_seq: Any = None  # from sequence to sequence; None: all sequences share the scale
     key_stride_seq: Any = None
     value_stride_seq: Any = None
+    # Scales of each slot and KV head, for Hopper kernels alone; others find them in KV
+    slot_key_ptr: Any = None  # float32 or float16
+    slot_key_stride_page: Any = None
+    slot_key_stride_slot: Any = None
+    slot_key_stride_head: Any = None
+    slot_value_ptr: Any = None
+    slot_value_stride_page: Any = None
+    slot_value_stride_slot: Any = None
+    slot_value_stride_head: Any = None
 
 
 class Norm(NamedTuple):

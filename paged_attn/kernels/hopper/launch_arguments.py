@@ -10,6 +10,7 @@ import torch
 
 from ...launching.launch import Step
 from ...records.call import ROOM
+from ...records.formats import MANTISSA
 from ...records.plan import Launch
 from ..common.records import KV, Rows, Shape
 from .args import Pipe, dim_parts
@@ -60,12 +61,21 @@ def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
         boxes += _boxes(beside, call)
         numbers += (beside.shortest, beside.least, beside.slots)
         compiled += [beside.shape, beside.pipe]
-    args = (call.out, call.lse, ROOM, call.query, *boxes, *numbers, call.mods, call.scales, *compiled)
+    scales = call.scales._replace(**_of_slots("key", call.cache.key), **_of_slots("value", call.cache.value))
+    args = (call.out, call.lse, ROOM, call.query, *boxes, *numbers, call.mods, scales, *compiled)
     # batch-invariant results must not depend on the compiler's choice of fused products
     options = {"num_warps": pipe.ROWS // 16, "enable_fp_fusion": shape.PIECE is None, "launch_pdl": True}
     if launch.config.registers is not None:
         options["maxnreg"] = launch.config.registers
     return Step(kernel, launch.grid, args, options, need_of(launch), room=int(pipe.FOLLOWS))
+
+
+def _of_slots(name: str, kv: KV) -> dict[str, Any]:
+    """Return the fields of Scales for scales by slot of keys or values, if there are any."""
+    if not kv.SCALED:
+        return {}
+    strides = {axis: getattr(kv, f"scale_stride_{axis}") for axis in ("page", "slot", "head")}
+    return {f"slot_{name}_ptr": kv.scale_ptr} | {f"slot_{name}_stride_{axis}": x for axis, x in strides.items()}
 
 
 # ---- TMA descriptors -----------------------------------------------------------------------------
@@ -76,8 +86,9 @@ _GLUON = {
     torch.bfloat16: gl.bfloat16,
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.float8_e5m2: gl.float8e5,
+    torch.int8: gl.int8,
 }
-_FP8 = {0: None, 2: torch.float8_e5m2, 3: torch.float8_e4m3fn}  # by mantissa bits
+_FP8 = {0: None} | {bits: dtype for dtype, bits in MANTISSA.items()}
 
 
 @dataclass

@@ -109,7 +109,7 @@ def consume_share(
             elif has_latent_rows(S, P):
                 turns = consume_latent_rows(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             elif P.COLUMNS > 0:
-                turns = consume_columns(out, results, query, rings, turns, item, mods, S, P, NUMBER)
+                turns = consume_columns(out, results, query, rings, turns, item, mods, S, P, NUMBER, batch)
             else:
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count

@@ -14,6 +14,9 @@
       cvt.rn.f16x2.e4m3x2 a, lower; cvt.rn.f16x2.e4m3x2 b, upper; mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }
 
 An e5m2 number is the upper byte of its float16: `prmt` puts the number above a byte of zeros.
+
+An int8 number n with its sign bit flipped is n + 128 without a sign.  Below the byte 0x64 it is the float16 1152 + n,
+from which 1152 is subtracted.
 """
 
 from ..shim import gl, gluon
@@ -111,13 +114,28 @@ _E4M3 = gl.constexpr(
 _E5M2 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;")  # float16's upper bytes
 
 
+def _from_int8(words: str, *pairs: str) -> str:
+    """PTX: flip the sign bits of words, and convert bytes of the form (byte, 0x64, byte, 0x64) in pairs to float16."""
+    flipped = "".join(f" xor.b32 {word}, {word}, 0x80808080;" for word in words)
+    lowered = "".join(f" sub.f16x2 {pair}, {pair}, less;" for pair in pairs)
+    numbers = "".join(
+        f" prmt.b32 {pair}, {words[i // 2]}, above, {('0x4140', '0x4342')[i % 2]};" for i, pair in enumerate(pairs)
+    )
+    return f" mov.b32 above, 0x64646464; mov.b32 less, 0x64806480;{flipped}{numbers}{lowered}"
+
+
+_INT8 = gl.constexpr("{ .reg .b32 x, above, less; mov.b32 x, $2;" + _from_int8("x", "$0", "$1") + " }")
+
+
 @gluon.jit
 def widen_bytes(x, FP8: gl.constexpr):
-    """Widen int32 words of four fp8 numbers to (words of the lower two, words of the upper two) in float16.
+    """Widen int32 words of four numbers of a byte to (words of the lower two, words of the upper two) in float16.
+
+    FP8: mantissa bits of the format; 7: int8.
 
     The compiler would convert single elements to float32 first.
     """
-    ASM: gl.constexpr = _E4M3 if FP8 == 3 else _E5M2
+    ASM: gl.constexpr = _E4M3 if FP8 == 3 else _E5M2 if FP8 == 2 else _INT8
     return gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=TWO_WORDS, is_pure=True, pack=1)
 
 
@@ -129,6 +147,11 @@ _E5M2_APART = gl.constexpr(
     "{ .reg .b32 a, b; prmt.b32 a, $4, 0, 0x1404; prmt.b32 b, $4, 0, 0x3424;"
     " mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }"
 )
+_INT8_APART = gl.constexpr(
+    "{ .reg .b32 x, a, b, above, less; mov.b32 x, $4;"
+    + _from_int8("x", "a", "b")
+    + " mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }"
+)
 _HALVES_4 = gl.constexpr((gl.float16,) * 4)
 _HALVES_8 = gl.constexpr((gl.float16,) * 8)
 
@@ -136,7 +159,7 @@ _HALVES_8 = gl.constexpr((gl.float16,) * 8)
 def _pairs_apart(words: str) -> str:
     """PTX: widen words $8 and $9 of two keys, by the text `words`, to words a..d of two float16, and split a..d."""
     halves = " ".join(f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, {word};" for i, word in enumerate("abcd"))
-    return f"{{ .reg .b32 a, b, c, d, x, y; .reg .b16 l, u; {words} {halves} }}"
+    return f"{{ .reg .b32 a, b, c, d, x, y, above, less; .reg .b16 l, u; {words} {halves} }}"
 
 
 _E4M3_PAIRS_APART = gl.constexpr(
@@ -152,31 +175,37 @@ _E5M2_PAIRS_APART = gl.constexpr(
         " prmt.b32 a, x, 0, 0x1404; prmt.b32 b, x, 0, 0x3424; prmt.b32 c, y, 0, 0x1404; prmt.b32 d, y, 0, 0x3424;"
     )
 )
+_INT8_PAIRS_APART = gl.constexpr(
+    _pairs_apart("prmt.b32 x, $8, $9, 0x5140; prmt.b32 y, $8, $9, 0x7362;" + _from_int8("xy", "a", "b", "c", "d"))
+)
 
 
 @gluon.jit
 def widen_bytes_apart(x, FP8: gl.constexpr):
-    """Widen words of four fp8 numbers to four float16 tensors, lowest byte first."""
-    ASM: gl.constexpr = _E4M3_APART if FP8 == 3 else _E5M2_APART
+    """Widen words of four numbers of a byte to four float16 tensors, lowest byte first."""
+    ASM: gl.constexpr = _E4M3_APART if FP8 == 3 else _E5M2_APART if FP8 == 2 else _INT8_APART
     return gl.inline_asm_elementwise(ASM, "=h,=h,=h,=h,r", [x], dtype=_HALVES_4, is_pure=True, pack=1)
 
 
 _E4M3_PAIR = gl.constexpr("{ .reg .b32 w; cvt.rn.f16x2.e4m3x2 w, $2; mov.b32 {$0, $1}, w; }")
 _E5M2_PAIR = gl.constexpr("and.b16 $1, $2, 0xFF00; shl.b16 $0, $2, 8;")
+_INT8_PAIR = gl.constexpr(
+    "{ .reg .b32 x, a, above, less; cvt.u32.u16 x, $2;" + _from_int8("x", "a") + " mov.b32 {$0, $1}, a; }"
+)
 _HALVES_2 = gl.constexpr((gl.float16, gl.float16))
 
 
 @gluon.jit
 def widen_pair_apart(x, FP8: gl.constexpr):
-    """Widen the two fp8 numbers of 16-bit words to two float16 tensors, lowest byte first."""
-    ASM: gl.constexpr = _E4M3_PAIR if FP8 == 3 else _E5M2_PAIR
+    """Widen the two numbers of 16-bit words to two float16 tensors, lowest byte first."""
+    ASM: gl.constexpr = _E4M3_PAIR if FP8 == 3 else _E5M2_PAIR if FP8 == 2 else _INT8_PAIR
     return gl.inline_asm_elementwise(ASM, "=&h,=&h,h", [x], dtype=_HALVES_2, is_pure=True, pack=1)
 
 
 @gluon.jit
 def widen_pairs_apart(even, odd, FP8: gl.constexpr):
     """Widen words of two keys to eight float16 tensors: first number of even, first of odd, second of even, ..."""
-    ASM: gl.constexpr = _E4M3_PAIRS_APART if FP8 == 3 else _E5M2_PAIRS_APART
+    ASM: gl.constexpr = _E4M3_PAIRS_APART if FP8 == 3 else _E5M2_PAIRS_APART if FP8 == 2 else _INT8_PAIRS_APART
     return gl.inline_asm_elementwise(
         ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [even, odd], dtype=_HALVES_8, is_pure=True, pack=1
     )
@@ -191,10 +220,15 @@ _E5M2_HALVES_APART = gl.constexpr(
     "{ .reg .b32 e, o; cvt.u32.u16 e, $4; cvt.u32.u16 o, $5; prmt.b32 e, e, o, 0x5140;"
     " prmt.b32 o, e, 0, 0x3424; prmt.b32 e, e, 0, 0x1404; mov.b32 {$0, $1}, e; mov.b32 {$2, $3}, o; }"
 )
+_INT8_HALVES_APART = gl.constexpr(
+    "{ .reg .b32 e, o, x, above, less; cvt.u32.u16 e, $4; cvt.u32.u16 o, $5; prmt.b32 x, e, o, 0x5140;"
+    + _from_int8("x", "e", "o")
+    + " mov.b32 {$0, $1}, e; mov.b32 {$2, $3}, o; }"
+)
 
 
 @gluon.jit
 def widen_halves_apart(even, odd, FP8: gl.constexpr):
     """Widen 16-bit words of two keys to four float16 tensors: first number of even, of odd, second of even, of odd."""
-    ASM: gl.constexpr = _E4M3_HALVES_APART if FP8 == 3 else _E5M2_HALVES_APART
+    ASM: gl.constexpr = _E4M3_HALVES_APART if FP8 == 3 else _E5M2_HALVES_APART if FP8 == 2 else _INT8_HALVES_APART
     return gl.inline_asm_elementwise(ASM, "=h,=h,=h,=h,h,h", [even, odd], dtype=_HALVES_4, is_pure=True, pack=1)

@@ -35,8 +35,15 @@ def make_flags_of_each(P: gl.constexpr):
 
 
 @gluon.jit
-def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
-    """(scores [N, TILE] after modifiers and masks, factor by which scores become exponents of 2)."""
+def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr, of_keys=None, of_values=None):
+    """(scores [N, TILE] after modifiers and masks, factor by which scores become exponents of 2, inverse scales).
+
+    of_keys, of_values: scales [TILE] of a tile's keys and values.  Scores are multiplied by scales of keys.  Logarithms
+    of scales of values are added to the exponents: so a weight has its value's scale, and maxima keep the products in
+    float16's range.  Sums of weights without these scales need the inverse scales [TILE].  None: there are no scales.
+    """
+    if of_keys is not None:
+        scores *= gl.expand_dims(of_keys.to(gl.float32), 0)
     unit = scale * LOG2E
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     if S.SCALE_FIRST:
@@ -44,7 +51,24 @@ def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
         scores = modify(times(scores, scale, S.BY_ROW), rows, key, first, mods, S)
     if has_edges(rows, span, tile, S):
         scores = mask(scores, rows, key, first, end_in(tile, span.hi, rows.context_len, S), mods)
-    return cut_own(scores, rows, key, first, mods, S), unit
+    scores = cut_own(scores, rows, key, first, mods, S)
+    if of_values is None:
+        return scores, unit, None
+    else:
+        power, inverse = power_of_scale(of_values.to(gl.float32))
+        BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
+        scores = times(scores, unit, BY_ROW) + gl.expand_dims(power, 0)
+        return scores, rows.slot.to(gl.float32) * 0.0 + 1.0 if BY_ROW else 1.0, inverse
+
+
+MIN_SCALE, MAX_SCALE = gl.constexpr(2.0**-100), gl.constexpr(2.0**100)
+
+
+@gluon.jit
+def power_of_scale(scale):
+    """(base-2 logarithms, inverses) of scales [TILE] of values, brought into [2^-100, 2^100]; NaN stays."""
+    scale = gl.where(scale < MIN_SCALE, MIN_SCALE, gl.where(scale > MAX_SCALE, MAX_SCALE, scale))
+    return gl.log2(scale), 1.0 / scale
 
 
 @gluon.jit
@@ -132,31 +156,36 @@ def any_flag(flags, P: gl.constexpr):
 
 
 @gluon.jit
-def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.constexpr, P: gl.constexpr):
+def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.constexpr, P: gl.constexpr, inverse=None):
     """(state, sums) after a tile's weights are written to `room`, shared memory [N, TILE].
 
     Weights use the maxima so far, unless a sum exceeds the limit.  An item's first tile (`first`) always gets new
     maxima, because most rows have none.  Only the first `count` rows have queries.  A row without a maximum has
     infinite weights, beyond the limit.  Rows within the limit keep their maxima, and so their bits, whatever rows share
     their block.
+
+    inverse: as `judge_columns` returns it.
     """
     acc, row_max, row_sum = state.acc, state.max, state.sum
     ROWS: gl.constexpr = row_max.type.layout
-    added, too_large = sums, 1
+    added, found, too_large = sums, sums, 1
     if not first:
         weights = exp2_columns(scores, unit, gl.maximum(row_max, MIN_FLOAT32), S)
-        added = by_lane(weights, S, P)
+        found = by_lane(weights, S, P)
+        added = found if inverse is None else by_lane(weights * gl.expand_dims(inverse, 0), S, P)
         room.store(weights.to(room.dtype))
-        raise_flags(flags, added, count, P)
+        raise_flags(flags, found, count, P)
         fence_async_shared()
         thread_barrier()
         too_large = any_flag(flags, P)
     if too_large > 0:
         over = gl.full([P.COLUMNS], True, gl.int1, ROWS)
         if not first:
-            over = gl.convert_layout(gl.max(gl.max(added, axis=2), axis=1), ROWS) > MAX_SUM_PER_THREAD
+            over = gl.convert_layout(gl.max(gl.max(found, axis=2), axis=1), ROWS) > MAX_SUM_PER_THREAD
         weights, decay, row_max = raise_columns(scores, unit, row_max, over, S)
         room.store(weights.to(room.dtype))
+        if inverse is not None:
+            weights *= gl.expand_dims(inverse, 0)
         added = by_lane(weights, S, P)
         row_sum *= decay
         if not first:

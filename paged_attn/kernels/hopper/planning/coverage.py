@@ -15,7 +15,7 @@ from ....records.problem import Problem
 from ...common.score_mod import ScoreMod
 from .block_tiles import blocks_take
 from .conditions import all_rows_are_few, blocks_are_parts
-from .operands import packed_has_a_kernel
+from .operands import packed_has_a_kernel, slot_scales_have_columns
 from .regimes import launches as launches_of
 from .regimes import regime_of
 from .shapes import in_boxes, is_decode
@@ -81,8 +81,10 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         lambda p: p.compute in (torch.float16, torch.bfloat16) and p.query.itemsize <= 2 and p.cache.itemsize <= 2,
         "float32",
     ),
-    (lambda p: p.cache != torch.int8, "an int8 cache"),
-    (lambda p: not p.slot_scales, "a scale for each cached token"),
+    (
+        lambda p: not p.slot_scales or slot_scales_have_columns(p),
+        "a scale for each cached token but by decodes and drafts, over latents, x-packed caches or new keys",
+    ),
     (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),
     (
         lambda p: not p.packed or p.cache.itemsize > 2 or p.batch_invariant or packed_has_a_kernel(p),

@@ -157,6 +157,13 @@ def fp8_rows_are_columns(p: Problem) -> bool:
     return rows <= MAX_REGISTER_COLUMNS or (rows <= MAX_ROWS and two_blocks_of_columns(p))
 
 
+def slot_scales_have_columns(p: Problem) -> bool:
+    """Whether all rows over a cache with a scale for each slot are columns of even shares, which apply such scales."""
+    if p.packed or p.new or p.latent or p.batch_invariant or is_wide(p) or p.heads // p.kv_heads > MAX_ROWS:
+        return False
+    return is_decode(p) or fp8_rows_are_columns(p)
+
+
 def packed_rows_are_columns(p: Problem) -> bool:
     """Whether all rows over an x-packed cache are columns."""
     rows = rows_of(p, 1 if p.only == "decode" else UNBOUNDED)
