@@ -46,6 +46,7 @@ class Pipe(NamedTuple):
     HEADS_ABREAST: int = 0  # KV heads of a sequence whose blocks come before the next heads' blocks; 0: all KV heads
     PARTS: int = 1  # parts into which a KV head's query heads are cut; each part is scheduled like a KV head
     HALVES: bool = False  # a latent tile takes two slots, each with half of the value dims
+    SLOT_SCALES: bool = False  # each slot and KV head of the cache has a scale (slot_scales.py)
     FROM_DIM: int = 0  # first of this launch's VALUE_PADDED value dims; another launch has the other dims
 
 
@@ -123,6 +124,7 @@ class Ring(NamedTuple):
     full_at: Any  # shared-memory address of the first full mbarrier, if warps wait by themselves; otherwise never used
     empty_at: Any
     at: Any  # shared-memory address of the first slot, if assembly multiplies the slots; otherwise never used
+    scales: Any  # with SLOT_SCALES float32 [STAGES, TILE], of values [2 * STAGES, TILE]; otherwise never used
 
 
 class Loader(NamedTuple):
@@ -131,6 +133,7 @@ class Loader(NamedTuple):
     box: Any  # TMA descriptor of the cached keys, or values
     new_box: Any  # TMA descriptor of new keys, or values, outside the cache
     ring: Any  # Ring
+    scales: Any  # Scales with Pipe.SLOT_SCALES; otherwise never used
 
 
 class Gates(NamedTuple):

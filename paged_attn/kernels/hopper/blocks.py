@@ -253,7 +253,7 @@ def blocks_kernel(
         dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), P)
         clear_padding(out, lse, batch, live, dim, S)
     start_with(gates, P)
-    keys, values = Loader(key_box, new_key_box, raw.key), Loader(value_box, new_value_box, raw.value)
+    keys, values = Loader(key_box, new_key_box, raw.key, 0), Loader(value_box, new_value_box, raw.value, 0)
     LAST: gl.constexpr = P.LOADERS - 1
     BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != NONE)  # warpgroups
     gl.static_assert(P.FROM_DIM == 0 or (BESIDE == 0 and P.LOADERS == 1))

@@ -167,9 +167,9 @@ def mixed_kernel(
     V: gl.constexpr = P.VALUE_STAGES
     FK: gl.constexpr = G.KEY_STAGES
     FV: gl.constexpr = G.VALUE_STAGES
-    keys, values = Loader(key_box, new_key_box, rings.key), Loader(value_box, new_value_box, rings.value)
-    few_keys = Loader(few_key_box, few_new_key_box, few_rings.key)
-    few_values = Loader(few_value_box, few_new_value_box, few_rings.value)
+    keys, values = Loader(key_box, new_key_box, rings.key, 0), Loader(value_box, new_value_box, rings.value, 0)
+    few_keys = Loader(few_key_box, few_new_key_box, few_rings.key, 0)
+    few_values = Loader(few_value_box, few_new_value_box, few_rings.value, 0)
     gl.warp_specialize([
         (consume_items, (out, results, query, rings, jobs, 0, S, P)),
         (consume_few, (out, few_results, query, few_rings, few_jobs, F, G)),

@@ -34,10 +34,11 @@ from .layouts import lanes_layout
 from .loading.convert import widen_tiles
 from .loading.gates import start_together
 from .loading.latent_queries import find_addresses, make_rest, make_rest_of_rows
-from .loading.loader import begin_item, fetch_descriptors, load_both, load_tiles
+from .loading.loader import begin_item, fetch_descriptors, load_both, load_scaled_tiles, load_tiles
 from .loading.packed import make_boxes
 from .loading.queries import make_queries
 from .loading.ring import WARPGROUP, make_meeting, make_ring, ring_of
+from .loading.slot_scales import beside_scales
 from .schedule.join import told_in
 from .schedule.walk import Walk, bring_heads, item_at, share_of_heads
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, mbarrier
@@ -48,11 +49,12 @@ from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
 @gluon.jit
 def load_share(
     loader, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
-    BOTH: gl.constexpr = False, values=None, FROM: gl.constexpr = 0,
+    BOTH: gl.constexpr = False, values=None, FROM: gl.constexpr = 0, OF_VALUES: gl.constexpr = False,
 ):  # fmt: skip
     """Run one loader warp: load the tiles of a share into a ring; of each item the last tile first.
 
     BOTH: load the tiles of `values`, a second Loader, too.  FROM: first dim that is loaded.
+    OF_VALUES: the tiles are of values.
     """
     turn = Turn(0, 0)
     unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
@@ -69,6 +71,10 @@ def load_share(
             if BOTH:
                 for i in range(end - begin):
                     turn = load_both(loader, values, turn, table, batch, block, head, end - 1 - i, lo, STAGES, S, P)
+            elif P.SLOT_SCALES:
+                turn = load_scaled_tiles(
+                    loader, turn, table, batch, block, head, begin, end, lo, STAGES, OF_VALUES, S, P
+                )
             else:
                 turn = load_tiles(loader, turn, table, batch, block, head, begin, end, lo, 0, STAGES, S, P, FROM)
             unit += count
@@ -82,7 +88,7 @@ def load_values_of_share(loader, batch, share, walk, mods, STAGES: gl.constexpr,
     """
     FROM: gl.constexpr = 0 if S.REST is None else S.VALUE_DIM
     if S.REST != 0:
-        load_share(loader, batch, share, walk, mods, STAGES, S, P, False, None, FROM)
+        load_share(loader, batch, share, walk, mods, STAGES, S, P, False, None, FROM, True)
 
 
 @gluon.jit
@@ -109,7 +115,7 @@ def consume_share(
             elif has_latent_rows(S, P):
                 turns = consume_latent_rows(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             elif P.COLUMNS > 0:
-                turns = consume_columns(out, results, query, rings, turns, item, mods, S, P, NUMBER, batch)
+                turns = consume_columns(out, results, query, rings, turns, item, mods, S, P, NUMBER)
             else:
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
@@ -211,14 +217,17 @@ def shares_kernel(
         raw_keys = make_ring(key_box.dtype, S.TILE, DIMS, P.RAW_STAGES, 1, WARPGROUP)
         raw_values = make_ring(key_box.dtype, S.TILE, S.REST, RESTS, 1, WARPGROUP) if S.REST > 0 else raw_keys
     else:
-        keys = make_ring(key_box.dtype, S.TILE, DIMS, P.KEY_STAGES, P.LOADERS, READERS)
+        FILLERS: gl.constexpr = P.LOADERS + P.SLOT_SCALES
+        keys = make_ring(key_box.dtype, S.TILE, DIMS, P.KEY_STAGES, FILLERS, READERS)
         if in_one_ring(S, P) or S.REST == 0:
             values = keys
         elif S.REST is not None:
             ONCE: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # as REST_READERS
             values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, P.LOADERS, ONCE)
         else:
-            values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, READERS)
+            values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, FILLERS, READERS)
+        if P.SLOT_SCALES:
+            keys, values = beside_scales(keys, P.KEY_STAGES, S), beside_scales(values, 2 * P.VALUE_STAGES, S)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, 0, S, P)
     if S.REST is not None:
@@ -256,7 +265,8 @@ def shares_kernel(
     start_together()
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT else P.KEY_STAGES
     V: gl.constexpr = raw_slots_of_rest(P) if P.CONVERT else P.VALUE_STAGES
-    load_keys, load_values = Loader(key_box, new_key_box, raw_keys), Loader(value_box, new_value_box, raw_values)
+    load_keys = Loader(key_box, new_key_box, raw_keys, scales)
+    load_values = Loader(value_box, new_value_box, raw_values, scales)
     LOADERS: gl.constexpr = loaders_of(S, P)
     BOTH: gl.constexpr = LOADERS == 1 and S.REST is None
     BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != 0)  # warpgroups

@@ -35,15 +35,8 @@ def make_flags_of_each(P: gl.constexpr):
 
 
 @gluon.jit
-def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr, of_keys=None, of_values=None):
-    """(scores [N, TILE] after modifiers and masks, factor by which scores become exponents of 2, inverse scales).
-
-    of_keys, of_values: scales [TILE] of a tile's keys and values.  Scores are multiplied by scales of keys.  Logarithms
-    of scales of values are added to the exponents: so a weight has its value's scale, and maxima keep the products in
-    float16's range.  Sums of weights without these scales need the inverse scales [TILE].  None: there are no scales.
-    """
-    if of_keys is not None:
-        scores *= gl.expand_dims(of_keys.to(gl.float32), 0)
+def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
+    """(scores [N, TILE] after modifiers and masks, factor by which scores become exponents of 2)."""
     unit = scale * LOG2E
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     if S.SCALE_FIRST:
@@ -51,24 +44,21 @@ def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr, o
         scores = modify(times(scores, scale, S.BY_ROW), rows, key, first, mods, S)
     if has_edges(rows, span, tile, S):
         scores = mask(scores, rows, key, first, end_in(tile, span.hi, rows.context_len, S), mods)
-    scores = cut_own(scores, rows, key, first, mods, S)
-    if of_values is None:
-        return scores, unit, None
-    else:
-        power, inverse = power_of_scale(of_values.to(gl.float32))
-        BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
-        scores = times(scores, unit, BY_ROW) + gl.expand_dims(power, 0)
-        return scores, rows.slot.to(gl.float32) * 0.0 + 1.0 if BY_ROW else 1.0, inverse
-
-
-MIN_SCALE, MAX_SCALE = gl.constexpr(2.0**-100), gl.constexpr(2.0**100)
+    return cut_own(scores, rows, key, first, mods, S), unit
 
 
 @gluon.jit
-def power_of_scale(scale):
-    """(base-2 logarithms, inverses) of scales [TILE] of values, brought into [2^-100, 2^100]; NaN stays."""
-    scale = gl.where(scale < MIN_SCALE, MIN_SCALE, gl.where(scale > MAX_SCALE, MAX_SCALE, scale))
-    return gl.log2(scale), 1.0 / scale
+def raise_by_power(scores, unit, powers, rows, S: gl.constexpr):
+    """(exponents of 2 [N, TILE], their factor 1) of scores that are exponents times `unit`, plus powers [TILE].
+
+    powers: logarithms of the values' scales (`slot_scales`).  So a weight has its value's scale, and maxima keep such
+    weights in float16's range.
+    """
+    BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
+    one = 1.0
+    if BY_ROW:
+        one = rows.slot.to(gl.float32) * 0.0 + 1.0
+    return times(scores, unit, BY_ROW) + gl.expand_dims(powers, 0), one
 
 
 @gluon.jit
@@ -164,7 +154,7 @@ def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.co
     infinite weights, beyond the limit.  Rows within the limit keep their maxima, and so their bits, whatever rows share
     their block.
 
-    inverse: as `judge_columns` returns it.
+    inverse [TILE]: factors of the weights in their sums (`slot_scales`); None: 1.
     """
     acc, row_max, row_sum = state.acc, state.max, state.sum
     ROWS: gl.constexpr = row_max.type.layout

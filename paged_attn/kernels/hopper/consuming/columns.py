@@ -10,7 +10,6 @@ float16.
 
 import triton
 
-from ...common.blocking import page_at, pages_of
 from ...common.bounds import row_tile, visible_range
 from ...common.records import State
 from ...common.scores import scale_by_token
@@ -24,8 +23,9 @@ from ..loading.latent_queries import queries_of, take_parts
 from ..loading.packed import packed_key_words, packed_keys, packed_values
 from ..loading.queries import leave_queries, rows_in, take_queries
 from ..loading.ring import tile_in, wait_tile, words_of
+from ..loading.slot_scales import scales_of_keys, scales_of_values
 from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
+from .column_softmax import judge_columns, no_sums, raise_by_power, sums_together, weigh_columns
 from .epilogue import store
 from .latent_columns import attend_latent
 from .tile_scores import clear_dead, leave, multiply_keys_by_columns, score_scale, value_scale
@@ -183,62 +183,12 @@ def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl
         return tile_in(values, turn, S.VALUE_PADDED, S).permute((1, 0))
 
 
-# ---- scales of cached tokens ---------------------------------------------------------------------
-#
-# Each thread loads the scales of its own keys: page ids two tiles ahead, scales one tile ahead.  So neither waits for
-# memory in the tile that needs it.
-
-
 @gluon.jit
-def load_pages(batch, table, tile, key, first, end, S: gl.constexpr):
-    """Page ids, int32 [TILE], of a tile's keys; 0 for keys outside [first, end)."""
-    pos = tile * S.TILE + key
-    live = (pos >= first) & (pos < end)
-    return gl.load(page_at(table, pos // S.PAGE, batch.page_starts), mask=live, other=0).to(gl.int32)
-
-
-@gluon.jit
-def load_slot_scales(
-    ptr, stride_page, stride_slot, stride_head, pages, kv_head, tile, key, first, end, S: gl.constexpr
-):
-    """Scales [TILE], as stored, of a tile's keys or values in slots of `pages`; 1 for keys outside [first, end).
-
-    ptr None: keys or values have no scales by slot; then None.
-    """
-    if ptr is None:
-        return None
-    else:
-        pos = tile * S.TILE + key
-        live = (pos >= first) & (pos < end)
-        at = pages.to(gl.int64) * stride_page + (pos % S.PAGE).to(gl.int64) * stride_slot
-        return gl.load(ptr + at + kv_head.to(gl.int64) * stride_head, mask=live, other=1.0)
-
-
-@gluon.jit
-def scales_ahead(batch, scales, table, pages, item, tile, key, first, end, S: gl.constexpr, P: gl.constexpr):
-    """(scales of keys, scales of values, page ids of the tile before) of a tile whose page ids are loaded."""
-    head = item.block.kv_head // P.PARTS
-    of_keys = load_slot_scales(
-        scales.slot_key_ptr, scales.slot_key_stride_page, scales.slot_key_stride_slot, scales.slot_key_stride_head,
-        pages, head, tile, key, first, end, S,
-    )  # fmt: skip
-    of_values = load_slot_scales(
-        scales.slot_value_ptr, scales.slot_value_stride_page, scales.slot_value_stride_slot,
-        scales.slot_value_stride_head, pages, head, tile, key, first, end, S,
-    )  # fmt: skip
-    return of_keys, of_values, load_pages(batch, table, tile - 1, key, first, end, S)
-
-
-@gluon.jit
-def attend_columns(
-    q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr, batch=None, scales=None
-):
+def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
     """(turns, state) after the tiles of an item, the last tile first; the state's acc is [VALUE_PADDED, N].
 
     lo: first key that some row of the block sees, inclusive.
-    batch, scales: where slots have scales; otherwise None.
     """
-    SCALED: gl.constexpr = batch is not None
     EARLY: gl.constexpr = is_early(S, P)
     IN_ONE: gl.constexpr = in_one_ring(S, P)
     VALUE_STAGES: gl.constexpr = P.KEY_STAGES if IN_ONE else P.VALUE_STAGES
@@ -246,16 +196,11 @@ def attend_columns(
     k_turn, v_turn = turns.key, turns.value
     ROWS: gl.constexpr = state.max.type.layout
     count = (item.block.query_len - item.block.first) * S.GROUP
-    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, ROWS.parent))
+    KEYS: gl.constexpr = gl.SliceLayout(0, ROWS.parent)
+    key = gl.arange(0, S.TILE, layout=KEYS)
     sums = no_sums(state, S, P)
     end_key = own_before(item.block.seq_len, mods, S)
     k_at, v_at = k_turn, v_turn
-    if SCALED:
-        first, table = gl.maximum(lo, item.begin * S.TILE), pages_of(batch, item.block.seq)
-        pages = load_pages(batch, table, item.end - 1, key, first, end_key, S)
-        of_next_keys, of_next_values, pages = scales_ahead(
-            batch, scales, table, pages, item, item.end - 1, key, first, end_key, S, P
-        )
     if EARLY:
         k = take_keys(keys, k_turn, None, S, P)
     for i in range(item.end - item.begin):
@@ -270,26 +215,26 @@ def attend_columns(
         scores = multiply_keys_by_columns(k, q, S, P)
         if EARLY:
             v = take_values(values, v_turn, tile, lo, end_key, rows.context_len, S, P)
-        scores = warpgroup_mma_wait(0, deps=(scores,))
+        if P.SLOT_SCALES:
+            of_keys = scales_of_keys(keys, k_turn, KEYS)
+            powers, inverse = scales_of_values(values, v_turn, KEYS, P)
+        scores = warpgroup_mma_wait(0, deps=(scores,)).permute((1, 0))
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
         if IN_ONE:
             v_turn = k_turn
-        if SCALED:
-            of_keys, of_values = of_next_keys, of_next_values
-            of_next_keys, of_next_values, pages = scales_ahead(
-                batch, scales, table, pages, item, tile - 1, key, first, end_key, S, P
-            )
-        else:
-            of_keys, of_values = None, None
-        scores, unit, inverse = judge_columns(
-            scores.permute((1, 0)), rows, span, key, tile, scale, mods, S, of_keys, of_values
-        )
+        if P.SLOT_SCALES:
+            scores *= gl.expand_dims(of_keys, 0)
+        scores, unit = judge_columns(scores, rows, span, key, tile, scale, mods, S)
         if is_made_anew(S):
             v_at = Turn(anew(v_turn.stage), v_turn.phase)
         else:
             v_at = v_turn
         room = weights_room(rings, turns.query, i, S, P)
-        state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P, inverse)
+        if P.SLOT_SCALES:
+            scores, unit = raise_by_power(scores, unit, powers, rows, S)
+            state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P, inverse)
+        else:
+            state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P)
         if not EARLY:
             v = take_values(values, v_at, tile, lo, end_key, rows.context_len, S, P)
         acc = warpgroup_mma(v, room.permute((1, 0)), state.acc, is_async=True)
@@ -304,15 +249,12 @@ def attend_columns(
 
 @gluon.jit
 def consume_columns(
-    out, results, query, rings, turns, item, mods, S: gl.constexpr, P: gl.constexpr, NUMBER: gl.constexpr = 0,
-    batch=None,
-):  # fmt: skip
+    out, results, query, rings, turns, item, mods, S: gl.constexpr, P: gl.constexpr, NUMBER: gl.constexpr = 0
+):
     """Compute a consumer's rows of an item, and store results or a state; return the turns.
 
     If there are two consumers, both read every tile.  Each has half of the rows, even if that separates heads of one
     token.
-
-    batch: where slots may have scales.
     """
     N: gl.constexpr = P.COLUMNS
     TOKENS: gl.constexpr = P.CONSUMERS * N // S.GROUP if P.SHARES else N // S.GROUP
@@ -334,12 +276,7 @@ def consume_columns(
         if S.REST is None:
             state = State(acc, row_max, row_sum)
             q = rows_in(queries, done, NUMBER, S, P).parts[0].slice(0, N, dim=0)
-            if scales.slot_key_ptr is not None or scales.slot_value_ptr is not None:
-                turns, state = attend_columns(
-                    q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P, batch, scales
-                )
-            else:
-                turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+            turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         else:
             turns, state = attend_latent(
                 rings, turns, item, span.lo, rows, span, row_max, row_sum, scale, mods, NUMBER, S, P

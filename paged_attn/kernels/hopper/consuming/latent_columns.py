@@ -110,7 +110,7 @@ def attend_latent(
         scores = warpgroup_mma_wait(0, deps=(scores,))
         if S.REST > 0:
             rest_turn = leave(rests, rest_turn, P.VALUE_STAGES, P)
-        scores, unit, _ = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
+        scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
         slots, nothing = (anew(turn.stage),), anew(0)
         if SLOTS > 1:
             slots = slots + (anew(advance(turn, P.KEY_STAGES).stage),)  # type: ignore[assignment]

@@ -180,6 +180,6 @@ def find_addresses(keys, rests, queries, rest, S: gl.constexpr, P: gl.constexpr)
     if S.REST > 0:
         third.store(nothing)
         fourth.store(nothing)
-    keys = Ring(keys.slots, keys.full, keys.empty, 0, 0, at)
-    rests = Ring(rests.slots, rests.full, rests.empty, 0, 0, rests_at)
+    keys = Ring(keys.slots, keys.full, keys.empty, 0, 0, at, 0)
+    rests = Ring(rests.slots, rests.full, rests.empty, 0, 0, rests_at, 0)
     return keys, rests, Queries(queries.slots, queries.full, queries.empty, 0, 0, q_at), rest_at

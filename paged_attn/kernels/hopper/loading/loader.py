@@ -7,6 +7,7 @@ from ..args import in_one_ring, slots_of_tile
 from ..shim import gl, gluon, load_box, mbarrier
 from .packed import boxes_of, places_of_slot
 from .ring import advance, bytes_of_slot, wait_empty
+from .slot_scales import load_scales, store_scales
 
 NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside every tensor, for which TMA writes zeros
 
@@ -157,6 +158,24 @@ def load_tiles(
         turn = load_tile(
             loader, turn, table, batch, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P, FROM
         )  # fmt: skip
+    return turn
+
+
+@gluon.jit
+def load_scaled_tiles(
+    loader, turn, table, batch, block, kv_head, begin, end, first_key, STAGES: gl.constexpr, OF_VALUES: gl.constexpr,
+    S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """Do `load_tiles` for tiles whose slots have scales, which are loaded one tile ahead."""
+    first = gl.maximum(first_key, begin * S.TILE)
+    scales = load_scales(loader.scales, table, batch, kv_head, end - 1, first, block.seq_len, OF_VALUES, S)
+    for i in range(end - begin):
+        tile = end - 1 - i
+        now = scales
+        at = turn
+        turn = load_tile(loader, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P)
+        scales = load_scales(loader.scales, table, batch, kv_head, tile - 1, first, block.seq_len, OF_VALUES, S)
+        store_scales(loader.ring, at, now, OF_VALUES)
     return turn
 
 

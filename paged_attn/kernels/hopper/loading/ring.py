@@ -103,7 +103,7 @@ def make_ring(
 def ring_of(slots, STAGES: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.constexpr):
     """Make an empty ring of these slots; FILLERS, READERS: as for `make_ring`."""
     full, empty = make_barriers(STAGES, FILLERS, READERS)
-    return Ring(slots, full, empty, 0, 0, 0)
+    return Ring(slots, full, empty, 0, 0, 0, 0)
 
 
 @gluon.jit
@@ -124,7 +124,7 @@ def make_read_ring(
         empty, empty_at = gate(gates, KIND + 1, P)
         slots = make_slots(dtype, ROWS, COLUMNS, STAGES)
         at = address_of(slots, KIND, P) if P.PACKED and KIND == KEYS else 0
-        return Ring(slots, full, empty, full_at, empty_at, at)
+        return Ring(slots, full, empty, full_at, empty_at, at, 0)
     else:
         gl.static_assert(not P.PACKED)  # x-packed keys need an address
         return make_ring(dtype, ROWS, COLUMNS, STAGES, FILLERS, P.CONSUMERS * threads_of(P.ROWS))

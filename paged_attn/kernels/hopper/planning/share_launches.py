@@ -103,7 +103,7 @@ def _reads_two_heads_as_one(p: Problem, longest: int) -> bool:
 
 def _waits_for_code(p: Problem, s: ShareLayout) -> bool:
     """Whether a decode is so small that it waits for machine code; False for results of less than 128 dims."""
-    brief = s.columns == MAX_COLUMNS and s.slots == s.value_slots and not reads_latents(p)
+    brief = s.columns == MAX_COLUMNS and s.slots == s.value_slots and not reads_latents(p) and not p.slot_scales
     return brief and keys_are_soon_read(p) and padded_value_dim(p) >= 128
 
 
@@ -138,6 +138,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         # an empty box, sent ahead to fetch descriptors, lands where queries will; large heads have few query rows
         PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= _most_rows_of_nothing(p, s),
         FP8=MANTISSA.get(p.cache, 0),
+        SLOT_SCALES=p.slot_scales,
         LOADERS=1,
         JOINED=pieces_of_wide_states(p, s) if padded_value_dim(p) > 256 else 16 if by_16 else 8,
         BOX=box,

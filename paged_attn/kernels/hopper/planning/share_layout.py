@@ -71,7 +71,8 @@ def share_tiles(p: Problem, columns: int) -> ShareTiles:
     half = keys_are_soon_read(p) or dim > 128 or columns_leave_few_registers(p, columns) or rows_share_lines(p, columns)
     if is_wide(p):
         return ShareTiles(*rings_of_wide_shares(p, columns, half))
-    tile, slots = (64, 6 if fp8 else 3) if half else (128, 2)
+    # beside scales by slot, six slots would leave no shared memory for two programs
+    tile, slots = (64, 6 - p.slot_scales if fp8 else 3) if half else (128, 2)
     if dim == 64:
         slots *= 2
     elif columns > 32 and dim > 128:

@@ -1,0 +1,80 @@
+"""Scales of cached tokens: loader warps bring them into shared memory, beside the tiles of keys and of values.
+
+Scores are multiplied by the scales of keys.  Exponents of weights are increased by base-2 logarithms of the scales of
+values, so that weights have the values' scales; sums of the softmax's own weights need the inverse scales.
+"""
+
+from ...common.blocking import page_at
+from ..args import Ring
+from ..shim import gl, gluon, mbarrier, thread_barrier
+from .ring import wait_tile
+
+MIN_SCALE, MAX_SCALE = gl.constexpr(2.0**-100), gl.constexpr(2.0**100)
+
+
+@gluon.jit
+def beside_scales(ring, STAGES: gl.constexpr, S: gl.constexpr):
+    """Return the ring with memory for STAGES tiles of scales beside its slots."""
+    scales = gl.allocate_shared_memory(gl.float32, [STAGES, S.TILE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return Ring(ring.slots, ring.full, ring.empty, 0, 0, 0, scales)
+
+
+@gluon.jit
+def load_from(ptr, stride_page, stride_slot, stride_head, table, batch, kv_head, tile, first, end, S: gl.constexpr):
+    """Scales [TILE], as stored, of a tile's keys or values; 1 for keys outside [first, end), and where ptr is None."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    if ptr is None:
+        return gl.full([S.TILE], 1.0, gl.float32, LANES)
+    else:
+        pos = tile * S.TILE + gl.arange(0, S.TILE, layout=LANES)
+        live = (pos >= first) & (pos < end)
+        page = gl.load(page_at(table, pos // S.PAGE, batch.page_starts), mask=live, other=0).to(gl.int64)
+        at = page * stride_page + (pos % S.PAGE).to(gl.int64) * stride_slot
+        return gl.load(ptr + at + kv_head.to(gl.int64) * stride_head, mask=live, other=1.0)
+
+
+@gluon.jit
+def load_scales(x, table, batch, kv_head, tile, first, end, OF_VALUES: gl.constexpr, S: gl.constexpr):
+    """Do `load_from` for the scales of values or of keys.  x: Scales."""
+    if OF_VALUES:
+        return load_from(
+            x.slot_value_ptr, x.slot_value_stride_page, x.slot_value_stride_slot, x.slot_value_stride_head, table,
+            batch, kv_head, tile, first, end, S,
+        )  # fmt: skip
+    else:
+        return load_from(
+            x.slot_key_ptr, x.slot_key_stride_page, x.slot_key_stride_slot, x.slot_key_stride_head, table, batch,
+            kv_head, tile, first, end, S,
+        )  # fmt: skip
+
+
+@gluon.jit
+def store_scales(ring, turn, scales, OF_VALUES: gl.constexpr):
+    """Store a tile's scales [TILE] beside the turn's slot, and arrive at its full barrier.
+
+    Of values: logarithms and, behind those of all slots, inverses.  Scales of values count as 2^-100 at least and 2^100
+    at most; NaN stays.
+    """
+    scales = scales.to(gl.float32)
+    if OF_VALUES:
+        scales = gl.where(scales < MIN_SCALE, MIN_SCALE, gl.where(scales > MAX_SCALE, MAX_SCALE, scales))
+        ring.scales.index(turn.stage).store(gl.log2(scales))
+        ring.scales.index(turn.stage + ring.scales.shape[0] // 2).store(1.0 / scales)
+    else:
+        ring.scales.index(turn.stage).store(scales)
+    thread_barrier()
+    mbarrier.arrive(ring.full.index(turn.stage), count=1)
+
+
+@gluon.jit
+def scales_of_keys(keys, turn, LAYOUT: gl.constexpr):
+    """Scales [TILE] of the keys in the turn's slot, which have arrived."""
+    return keys.scales.index(turn.stage).load(LAYOUT)
+
+
+@gluon.jit
+def scales_of_values(values, turn, LAYOUT: gl.constexpr, P: gl.constexpr):
+    """(logarithms, inverses), each [TILE], of the scales of the values in the turn's slot; waits for the values."""
+    wait_tile(values, turn, P)
+    inverse = values.scales.index(turn.stage + values.scales.shape[0] // 2)
+    return values.scales.index(turn.stage).load(LAYOUT), inverse.load(LAYOUT)
