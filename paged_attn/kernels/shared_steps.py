@@ -68,7 +68,7 @@ def tiles_of_copies(copies: Copies) -> CopyTiles:
     rows = BYTES_AT_ONCE // (max(_padded(copies.head_dim), _padded(copies.value_dim)) * copies.dtype.itemsize)
     heads = min(next_power_of_2(copies.kv_heads), rows)
     keys = min(rows // heads, PAGE)
-    groups = copies.seqs * cdiv(copies.kv_heads, heads)
+    groups = copies.most * cdiv(copies.kv_heads, heads)
     return CopyTiles(keys, heads, groups, min(copies.pages * (PAGE // keys), cdiv(MAX_PROGRAMS, groups)))
 
 
@@ -83,7 +83,7 @@ def copied(copies: Copies, call: Call) -> tuple[Step, Call]:
         0 if call.page_starts is not None else call.page_table.stride(0), call.page_starts, _bound(call.mods),
         copies.shortest, copies.pages, tiles.parts, copies.from_page, PAGE, tiles.keys, tiles.heads, copies.kv_heads,
         copies.head_dim, _padded(copies.head_dim), copies.value_dim, _padded(copies.value_dim), call.new is not None,
-        copies.dependent, copies.stripes,
+        copies.dependent, copies.stripes, copies.most < copies.seqs, copies.seqs, copies.native,
     )  # fmt: skip
     options = {"num_warps": COPY_WARPS} | ({"launch_pdl": True} if copies.dependent else {})
     step = Step(copy_pages_kernel, (tiles.programs,), args, options, own=tensors)

@@ -16,12 +16,12 @@ from .dialects import DIALECTS, chosen, dialect
 
 
 def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
-    """(problem that the launches solve, copies of keys and values into whole pages that they read, or None)."""
+    """(problem that the launches solve, copies of keys and values into whole pages that some or all read, or None)."""
     for name in DIALECTS[:-1]:
         found = dialect(name)
         if found.why_not_on(problem.device) is None:
             if not found.uncovered(problem):
-                break
+                return problem, found.copies(problem) if problem.slot_scales else None
             copies = found.copies(problem)
             if copies is not None and not found.uncovered(whole := over(problem, copies)):
                 return whole, copies
@@ -33,8 +33,11 @@ def plan(problem: Problem) -> Plan:
     """The plan of the first dialect that covers the call, perhaps after a copy of its keys into whole pages."""
     if problem.only == "prefill" and not problem.ragged:
         return Plan(())
-    problem, copies = in_whole_pages(problem)
-    return Plan(chosen(problem).launches(problem), copies)
+    whole, copies = in_whole_pages(problem)
+    launches = chosen(whole).launches(whole)
+    if whole is not problem:
+        launches = tuple([launch._replace(copied=True) for launch in launches])
+    return Plan(launches, copies)
 
 
 def steps_of(plan: Plan, call: Call) -> list[Step]:
@@ -43,13 +46,15 @@ def steps_of(plan: Plan, call: Call) -> list[Step]:
     If a launch leads (Shape.LEADS), the next launch comes before the merge, and so does not wait for it.
     """
     steps: list[Step] = []
+    over_copies = call
     if plan.copies is not None:
-        first, call = copied(plan.copies, call)
+        first, over_copies = copied(plan.copies, call)
         steps.append(first)
     led: list[Step] = []
     for launch in plan.launches:
-        step = dialect(launch.dialect).step(launch, call)
-        merges = [] if launch.merge is None else [merge_blocks(launch, call, step)]
+        read = over_copies if launch.copied else call
+        step = dialect(launch.dialect).step(launch, read)
+        merges = [] if launch.merge is None else [merge_blocks(launch, read, step)]
         if launch.shape.LEADS:
             steps, led = [*steps, step], merges
         else:

@@ -19,22 +19,24 @@ PAGE = 128  # slots of a page: whole tiles
 
 
 class Copies(NamedTuple):
-    """Two caches [seqs * pages, PAGE, kv_heads, dims] and a page table [seqs, pages]."""
+    """Two caches [most * pages, PAGE, kv_heads, dims] and a page table [seqs, pages]."""
 
     seqs: int
+    most: int  # most sequences of `shortest` query tokens or more, one after another in the copies; seqs: all, in order
     pages: int  # of each sequence
     shortest: int  # fewest query tokens of sequences that are served
     from_page: int  # slots of a page of the call's cache
     kv_heads: int
     head_dim: int
     value_dim: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the cache, or of 16 bits: numbers times their scales by token
+    native: bool  # the device converts e4m3
     dependent: bool  # launches may begin before the launch ahead has ended
     stripes: Stripes | None  # how keys lie over ranks; None: each rank has all keys
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and page table as meta tensors."""
-        slots = (self.seqs * self.pages, PAGE, self.kv_heads)
+        slots = (self.most * self.pages, PAGE, self.kv_heads)
         keys, values = (
             torch.empty(*slots, dims, dtype=self.dtype, device="meta") for dims in (self.head_dim, self.value_dim)
         )
@@ -44,13 +46,14 @@ class Copies(NamedTuple):
     def bytes(self) -> int:
         """Bytes of both caches."""
         dims = self.head_dim + self.value_dim
-        return self.seqs * self.pages * PAGE * self.kv_heads * dims * self.dtype.itemsize
+        return self.most * self.pages * PAGE * self.kv_heads * dims * self.dtype.itemsize
 
 
 def copies_of(p: Problem) -> Copies:
     """Pages for all keys that a call may have; the host knows no lengths, so each sequence counts as the longest."""
     return Copies(
         seqs=p.seqs,
+        most=p.seqs,
         pages=max(1, cdiv(p.max_seqlen_k, PAGE)),
         shortest=1 if p.only is None else 2,
         from_page=p.page_size,
@@ -58,17 +61,22 @@ def copies_of(p: Problem) -> Copies:
         head_dim=p.head_dim,
         value_dim=p.value_width,
         dtype=p.cache,
+        native=p.device.capability >= 89,
         dependent=p.device.dependent,
         stripes=p.stripes,
     )
 
 
 def over(p: Problem, copies: Copies) -> Problem:
-    """The problem of the launches that read the copies: only the place of keys and values differs."""
+    """The problem of the launches that read the copies: only place and type of keys and values differ."""
     keys, values, _ = copies.tensors()
     return p._replace(
         page_size=PAGE,
         rows_per_page=layout.rows_per_page(keys, values, "NHD"),
         adjacent=layout.adjacent(keys, values, "NHD"),
         boxable=layout.boxable(keys, values),
+        cache=copies.dtype,
+        compute=p.compute if copies.dtype == p.cache else copies.dtype,
+        pairable=p.pairable and copies.dtype == p.cache,
+        slot_scales=False,
     )

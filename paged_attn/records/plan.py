@@ -58,6 +58,7 @@ class Launch(NamedTuple):
     dialect: str  # name of the dialect that has the kernel
     pipe: Any = None  # further constants of the kernel, if its dialect has such a record
     merge: Any = None  # Merge, where shape.SPLIT but not shape.MERGE
+    copied: bool = False  # whether the launch reads the call's copies of keys and values, not the cache
     beside: Any = None  # a Launch of few queries, whose work the programs of this launch do beside their own
 
     @property
@@ -79,7 +80,7 @@ class Plan(NamedTuple):
     """The launches of a call, in order."""
 
     launches: tuple[Launch, ...]
-    copies: Any = None  # Copies in whole pages, which the launches read in place of the cache; None: no copies
+    copies: Any = None  # Copies in whole pages, which launches with `copied` read in place of the cache; None: none
 
     def __str__(self) -> str:
         return "\n".join(

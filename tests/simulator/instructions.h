@@ -101,6 +101,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["mul.hi.u16"] = each<[](u16 a, u16 b) { return u16(u32(a) * b >> 16); }, u16, u16, u16>;
     t["add.s16x2"] = each<[](u32 a, u32 b) { return ((a + b) & 0xffff) | ((a & 0xffff0000) + (b & 0xffff0000)); }, u32, u32, u32>;
     t["sub.f16x2"] = each<[](u32 a, u32 b) { return float_to_half(HALF[a & 0xffff] - HALF[b & 0xffff]) | u32(float_to_half(HALF[a >> 16] - HALF[b >> 16])) << 16; }, u32, u32, u32>;
+    t["mul.f16x2"] = each<[](u32 a, u32 b) { return float_to_half(HALF[a & 0xffff] * HALF[b & 0xffff]) | u32(float_to_half(HALF[a >> 16] * HALF[b >> 16])) << 16; }, u32, u32, u32>;
     t["mul.hi.s16"] = each<[](s16 a, s16 b) { return s16(s32(a) * b >> 16); }, s16, s16, s16>;
     t["bfe.u32"] = each<field<u32>, u32, u32, u32, u32>;
     t["bfe.s32"] = each<field<s32>, s32, s32, u32, u32>;
@@ -161,6 +162,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["cvt.rmi.f32.f32"] = each<[](float a) { return std::floor(a); }, float, float>;
     t["cvt.f32.bf16"] = each<bf16_to_float, float, u16>;
     t["cvt.f32.f16"] = each<[](u16 a) { return HALF[a]; }, float, u16>;
+    t["cvt.rn.f32.s16"] = each<[](s16 a) { return float(a); }, float, s16>;
     t["cvt.rn.bf16.f32"] = each<float_to_bf16, u16, float>;
     t["cvt.rn.f16.f32"] = each<float_to_half, u16, float>;
     t["cvt.rn.bf16x2.f32"] = each<[](float a, float b) { return float_to_bf16(b) | u32(float_to_bf16(a)) << 16; }, u32, float, float>;

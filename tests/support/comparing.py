@@ -71,6 +71,13 @@ def compare(
         inputs = {**inputs, "score_mod": mod_of(case).torch}
     given = {**inputs, "out": None, "return_lse": True}
     both, want_lse = reference.paged_attention(**_with_magnitudes(given))
+    copies = None if problem is None else copies_of_scaled(problem)
+    if copies is not None:
+        rounded, rounded_lse = reference.paged_attention(**_with_magnitudes(_in_16_bits(given, copies.dtype)))
+        lengths = torch.tensor(case.query_lens + (case.padding,), device=out.device)
+        of_copies = (lengths >= copies.shortest).repeat_interleave(lengths)
+        both = torch.where(of_copies[:, None, None], rounded, both)
+        want_lse = torch.where(of_copies[:, None], rounded_lse, want_lse)
     want, weighted = both.chunk(2, dim=2)
     if is_fp8(out.dtype):
         want = want.clamp(-torch.finfo(out.dtype).max, torch.finfo(out.dtype).max)
@@ -97,6 +104,26 @@ def compare(
     assert (lse.dtype, lse.shape) == (torch.float32, want_lse.shape), f"{case.name}: lse is {lse.dtype} {lse.shape}"
     lse_bound = LSE_TOLERANCES[case.dtype] * (1 + want_lse.abs())
     return max(worst, worst_share(f"{case.name}: lse", lse.double(), want_lse, lse_bound, asked))
+
+
+def copies_of_scaled(problem: Any) -> Any:
+    """The copies of numbers times their scales by token, rounded to 16 bits, that a call makes; None: it makes none."""
+    from paged_attn.planning import planner
+
+    copies = planner.plan(problem).copies
+    return copies if copies is not None and copies.dtype != problem.cache else None
+
+
+def _in_16_bits(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """A call over caches that hold numbers times their scales by token, rounded to dtype."""
+    changed: dict[str, Any] = {}
+    of_keys = given["k_scale"]
+    for name, scale in (("k", of_keys), ("v", of_keys if given.get("v_scale") is None else given["v_scale"])):
+        cache, changed[f"{name}_scale"] = given[f"{name}_cache"].float(), scale
+        if isinstance(scale, Tensor) and scale.ndim == 3:
+            cache, changed[f"{name}_scale"] = cache * scale.float()[..., None], 1.0
+        changed[f"{name}_cache"] = cache.to(dtype)
+    return given | changed
 
 
 def _with_magnitudes(given: dict[str, Any]) -> dict[str, Any]:

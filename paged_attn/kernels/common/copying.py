@@ -1,11 +1,14 @@
-"""The kernel that copies keys and values, unchanged, into whole pages: the call's own pages of PAGE slots."""
+"""The kernel that copies keys and values into whole pages, the call's own pages of PAGE slots.
+
+Numbers stay as they are, or become numbers of 16 bits, times their scales by token.
+"""
 
 import triton
 import triton.language as tl
 
 from .blocking import page_at, pages_of
 from .bounds import visible_range
-from .numerics import load_int
+from .numerics import decode, encode, load_int
 from .records import Batch, Block
 from .shards import own_before
 
@@ -17,11 +20,45 @@ def addresses_of_heads(ptr, row, head, PADDED: tl.constexpr):
 
 
 @triton.jit
-def load_heads(kv, page, slot, kv_head, inside, DIMS: tl.constexpr, PADDED: tl.constexpr):
-    """Load keys or values [N, H, PADDED] of slots [N] and KV heads [H] of a cache; zeros where not inside [N, H]."""
+def load_heads(
+    kv, page, slot, kv_head, inside, dtype: tl.constexpr, NATIVE: tl.constexpr, DIMS: tl.constexpr, PADDED: tl.constexpr
+):
+    """Load keys or values [N, H, PADDED] of slots [N] and KV heads [H] of a cache; zeros where not inside [N, H].
+
+    Elements of another type than dtype become numbers of it, times their scales.
+    """
     row = page * kv.stride_page + slot * kv.stride_slot
     mask = inside[:, :, None] & (tl.arange(0, PADDED) < DIMS)[None, None, :]
-    return tl.load(addresses_of_heads(kv.ptr, row, kv_head.to(tl.int64) * kv.stride_head, PADDED), mask=mask, other=0)
+    at = addresses_of_heads(kv.ptr, row, kv_head.to(tl.int64) * kv.stride_head, PADDED)
+    x = tl.load(at, mask=mask, other=0)
+    if x.dtype == dtype:
+        return x
+    else:
+        x = decode(x, kv.FP8, tl.float32, NATIVE)
+        if kv.SCALED:
+            of_slot = page * kv.scale_stride_page + slot * kv.scale_stride_slot
+            of_head = kv_head.to(tl.int64) * kv.scale_stride_head
+            scale = tl.load(kv.scale_ptr + of_slot[:, None] + of_head[None, :], mask=inside, other=0.0)
+            x *= scale.to(tl.float32)[:, :, None]
+        return encode(x, 0, dtype)
+
+
+@triton.jit
+def long_sequence(query_starts, seqs, number, shortest):
+    """Index of the `number`-th sequence, from 0, of `shortest` query tokens or more; -1 if there are fewer."""
+    SCAN: tl.constexpr = 256
+    found = -1
+    before = 0
+    for begin in range(0, seqs, SCAN):
+        seq = begin + tl.arange(0, SCAN)
+        inside = seq < seqs
+        start = tl.load(query_starts + seq, mask=inside, other=0)
+        end = tl.load(query_starts + seq + 1, mask=inside, other=0)
+        is_long = (inside & (end - start >= shortest)).to(tl.int32)
+        rank = before + tl.cumsum(is_long, 0) - 1
+        found = tl.maximum(found, tl.max(tl.where((is_long > 0) & (rank == number), seq, -1), 0))
+        before += tl.sum(is_long, 0)
+    return found
 
 
 @triton.jit
@@ -32,18 +69,20 @@ def store_heads(x, kv, first_page, pos, kv_head, inside, DIMS: tl.constexpr, PAD
     tl.store(addresses_of_heads(ptr, pos * kv.stride_slot, kv_head * kv.stride_head, PADDED), x, mask=mask)
 
 
-@triton.jit(do_not_specialize=["page_table_stride", "shortest", "pages", "parts"])
+@triton.jit(do_not_specialize=["page_table_stride", "shortest", "pages", "parts", "seqs"])
 def copy_pages_kernel(
     cache, copies, table, query_starts, seq_lens, page_table, page_table_stride, page_starts, mods, shortest, pages,
     parts, FROM_PAGE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    VALUE_PADDED: tl.constexpr, NEW: tl.constexpr, DEPENDENT: tl.constexpr, SHARD: tl.constexpr,
+    VALUE_PADDED: tl.constexpr, NEW: tl.constexpr, DEPENDENT: tl.constexpr, SHARD: tl.constexpr, RANKED: tl.constexpr,
+    seqs, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Copy every `parts`-th tile of KEYS keys of one sequence, for HEADS of its KV heads.
 
     The first page is that of the first visible key; earlier keys in it become zeros.
     NEW: the call's own keys lie elsewhere.  SHARD: how keys lie over ranks (`problem.Stripes`), or None.
-    DEPENDENT: as in `cache_write.write_kv_kernel`.
+    DEPENDENT: as in `cache_write.write_kv_kernel`.  RANKED: copies have pages for long sequences alone, in order.
+    NATIVE: the device converts e4m3.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
@@ -51,7 +90,12 @@ def copy_pages_kernel(
     HEAD_BLOCKS: tl.constexpr = (KV_HEADS + HEADS - 1) // HEADS
     index = tl.program_id(0)
     kv_head = index % HEAD_BLOCKS * HEADS + tl.arange(0, HEADS)
-    part, seq = index // HEAD_BLOCKS % parts, index // HEAD_BLOCKS // parts
+    part, number = index // HEAD_BLOCKS % parts, index // HEAD_BLOCKS // parts
+    seq = number
+    if RANKED:
+        seq = long_sequence(query_starts, seqs, number, shortest)
+        if seq < 0:
+            return
     batch = Batch(query_starts, seq_lens, page_table, page_table_stride, 0, 0, shortest, 0, 0, 0, page_starts)
     first_token, end = load_int(query_starts + seq), load_int(seq_lens + seq)
     query_len = load_int(query_starts + seq + 1) - first_token
@@ -60,7 +104,7 @@ def copy_pages_kernel(
         end -= query_len
     end = tl.minimum(tl.where(query_len >= shortest, own_before(end, mods, SHARD), 0), pages * PAGE)
     from_pages = pages_of(batch, seq)
-    first_page = tl.cast(seq, tl.int64) * pages
+    first_page = tl.cast(number, tl.int64) * pages
     for tile in range(first // PAGE * (PAGE // KEYS) + part, tl.cdiv(end, KEYS), parts):
         pos = tile * KEYS + tl.arange(0, KEYS)
         live = (pos >= first) & (pos < end)
@@ -69,10 +113,11 @@ def copy_pages_kernel(
         there = tl.broadcast_to((kv_head < KV_HEADS)[None, :], (KEYS, HEADS))
         asked = live[:, None] & there
         # both loads come before the stores: the compiler does not know that copies and cache do not overlap
-        keys = load_heads(cache.key, page, slot, kv_head, asked, HEAD_DIM, DIM)
-        values = load_heads(cache.value, page, slot, kv_head, asked, VALUE_DIM, VALUE_PADDED)
+        dtype: tl.constexpr = copies.key.ptr.dtype.element_ty
+        keys = load_heads(cache.key, page, slot, kv_head, asked, dtype, NATIVE, HEAD_DIM, DIM)
+        values = load_heads(cache.value, page, slot, kv_head, asked, dtype, NATIVE, VALUE_DIM, VALUE_PADDED)
         store_heads(keys, copies.key, first_page, pos, kv_head, there, HEAD_DIM, DIM)
         store_heads(values, copies.value, first_page, pos, kv_head, there, VALUE_DIM, VALUE_PADDED)
         if tile % (PAGE // KEYS) == 0:
-            number = first_page + tile // (PAGE // KEYS)
-            tl.store(table + number, number.to(tl.int32))
+            place = tile // (PAGE // KEYS)
+            tl.store(table + tl.cast(seq, tl.int64) * pages + place, (first_page + place).to(tl.int32))

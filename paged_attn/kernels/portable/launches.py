@@ -97,12 +97,12 @@ def few_apart(p: Problem, shortest: int) -> Launch:
     return _few(p, config, shortest, _few_tokens(p, config))
 
 
-def drafts_apart(p: Problem, longest: int) -> Launch:
-    """The portable launch of sequences with 2..longest query tokens, inclusive, beside another dialect's launch.
+def drafts_apart(p: Problem, longest: int, shortest: int = 2) -> Launch:
+    """The portable launch of sequences with shortest..longest query tokens, inclusive, beside another dialect's launch.
 
-    A block has one query token.
+    With more than 64 heads on a KV head, a block has one query token.
     """
-    return _many(p, 2, longest)
+    return _many(p, shortest, longest)
 
 
 def _few_config(p: Problem) -> Config:

@@ -10,12 +10,15 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn.planning import planner
+from paged_attn.records.copies import copies_of
+from tests.simulator import SIMULATES
 from tests.support import hopper_plans
 from tests.support.cases import E4M3, E5M2, build, compare, problem_of, run
 from tests.support.hopper_cases import ALL_E4M3, CAPPED, DEVICE, FEATURES, PACKED, sized
 from tests.support.hopper_cases.short import BESIDE, DECODES, LONG, MIXED, OF_8, OF_32
 
-pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper]
+on_hopper = pytest.mark.usefixtures("on_hopper")
 
 INT8 = torch.int8
 BY_TOKEN: dict[str, Any] = dict(scales="per_token")
@@ -39,6 +42,19 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "drafts of 8, e4m3, tree": OF_8 | dict(cache_dtype=E4M3, qq_bias=8, tree=True),
     "drafts of 8, int8, token scales": OF_8 | dict(cache_dtype=INT8, token_scales=True),
 }
+OVER_COPIES: dict[str, dict[str, Any]] = {
+    "long, int8": LONG | dict(cache_dtype=INT8),
+    "long, e4m3, softcap": LONG | CAPPED | dict(cache_dtype=E4M3),
+    "long, e5m2, float16": LONG | dict(cache_dtype=E5M2, dtype=torch.float16, scales="per_token, float16"),
+    "long, int8, head_dim 96, HND": LONG | dict(cache_dtype=INT8, head_dim=96, layout="HND"),
+    "long, int8, window": LONG | dict(cache_dtype=INT8, window_size=(150, -1)),
+    "mixed, int8": MIXED | dict(cache_dtype=INT8, padding=5),
+    "mixed, e4m3, features": MIXED | FEATURES | dict(cache_dtype=E4M3),
+    "mixed, int8, prefills only": MIXED | dict(cache_dtype=INT8, only="prefill"),
+    "mixed, int8, decodes only": MIXED | dict(cache_dtype=INT8, only="decode"),
+    "decodes beside a chunk, int8, pages of 8": BESIDE | dict(cache_dtype=INT8, page_size=8, table="ragged"),
+    "decodes beside a chunk, int8, shard": BESIDE | dict(cache_dtype=INT8, shard=(1, 2, 16)),
+}
 ONE_SCALE: dict[str, dict[str, Any]] = {
     "decodes": DECODES,
     "decodes, features": DECODES | FEATURES,
@@ -52,13 +68,21 @@ ONE_SCALE: dict[str, dict[str, Any]] = {
     "long, softcap": LONG | CAPPED,
     "long, head_dim 256": LONG | dict(head_dim=256),
 }
-QUICK = {"decodes, int8", "decodes, e4m3, of all e4m3", "drafts of 8, e4m3, tree", "long", "decodes, x-packed"}
+QUICK = {
+    "decodes, int8",
+    "decodes, e4m3, of all e4m3",
+    "drafts of 8, e4m3, tree",
+    "long",
+    "decodes, x-packed",
+    "mixed, int8",
+}
 
 
 def marked(cases: dict[str, dict[str, Any]]) -> list[Any]:
     return [pytest.param(name, marks=[pytest.mark.quick] * (name in QUICK)) for name in cases]
 
 
+@on_hopper
 @pytest.mark.parametrize("name", marked(COLUMNS))
 def test_scales_of_tokens_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **BY_TOKEN | COLUMNS[name])
@@ -67,6 +91,27 @@ def test_scales_of_tokens_give_the_results_of_the_reference(name: str) -> None:
     run(case, DEVICE)  # with counters as the first run left them
 
 
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("name", marked(OVER_COPIES))
+def test_long_queries_read_copies_of_16_bits(name: str, large: bool) -> None:
+    """large: copies of all sequences would be too large, so only those of many tokens have copies."""
+    case = sized(name, **BY_TOKEN | OVER_COPIES[name])
+    problem = problem_of(build(case, DEVICE))
+    changes = dict(MIN_SCORES_WORTH_A_COPY=0, MIN_SCORES_PER_SCALED_KEY=0)
+    if large:
+        found = copies_of(problem)._replace(dtype=case.dtype)
+        changes |= dict(MIN_TOKENS_OF_A_COPY=64, MAX_BYTES_OF_COPIES=found.bytes // found.most * (case.tokens // 64))
+    with hopper_plans.planned(**changes):
+        made = planner.plan(problem)
+        assert [x.copied for x in made.launches] == [False] * (len(made.launches) - 1) + [case.only != "decode"]
+        assert (made.copies is None) == (case.only == "decode")
+        if made.copies is not None and large and any(x < 64 for x in case.query_lens):
+            assert [x.dialect for x in made.launches][-2:] == ["portable", "hopper"]
+        if not (SIMULATES and any(x.dialect == "portable" for x in made.launches)):
+            run(case, DEVICE)
+
+
+@on_hopper
 @pytest.mark.parametrize("name", marked(ONE_SCALE))
 @hopper_plans.mixed()
 def test_int8_caches_of_one_scale_a_head_give_the_results_of_the_reference(name: str) -> None:
@@ -75,6 +120,7 @@ def test_int8_caches_of_one_scale_a_head_give_the_results_of_the_reference(name:
     run(case, DEVICE)
 
 
+@on_hopper
 @pytest.mark.quick
 @pytest.mark.parametrize("large", [1.0, 2.0**20, 2.0**-40])
 def test_scales_may_differ_by_orders_of_magnitude(large: float) -> None:

@@ -1,16 +1,14 @@
-"""Coverage of the Hopper kernels: conditions, calls worth a copy into whole pages, functions that Gluon compiles."""
+"""Coverage of the Hopper kernels: conditions, and functions that Gluon compiles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
 
 import torch
 
 from ....launching.locks import FIRST
 from ....launching.scratch import Need
-from ....records.copies import Copies, copies_of
-from ....records.plan import Launch, Threshold
+from ....records.plan import Launch
 from ....records.problem import Problem
 from ...common.score_mod import ScoreMod
 from .block_tiles import blocks_take
@@ -18,60 +16,11 @@ from .conditions import all_rows_are_few, blocks_are_parts
 from .operands import packed_has_a_kernel, slot_scales_have_columns
 from .regimes import launches as launches_of
 from .regimes import regime_of
-from .shapes import in_boxes, is_decode
+from .shapes import in_boxes
+from .whole_pages import copies, copies_of_scaled
 from .wide_heads import shares_take
 
 __all__ = ["copies", "launches", "need_of", "regime", "uncovered"]
-
-_TIMES = "the portable kernels take twice as long for products as the Hopper kernels"
-MIN_SCORES_PER_COPIED_KEY: Annotated[
-    int,
-    Threshold(
-        "scores of a KV head for each key that is copied",
-        f"{_TIMES}; reading and writing 8 keys and values of 128 dims takes 2 ns",
-        "4 x 128 at 8192 (512) over pages of 4 177 -> 165 us, 4 x 256 345 -> 249",
-    ),
-] = 512
-MIN_SCORES_WORTH_A_COPY: Annotated[
-    int,
-    Threshold("scores of all heads", f"a launch takes 2 to 3 us; {_TIMES}", "1 x 512 (8 x 2^20) 20.4 -> 18.9 us"),
-] = 8 << 20
-MAX_BYTES_OF_COPIES: Annotated[
-    int,
-    Threshold(
-        "bytes of whole pages, for as many keys of each sequence as the bounds allow",
-        "engines leave a tenth of a GPU's memory beside the cache, 8 GB on the smallest, and every graph keeps its "
-        "copies; with 8 heads of 128 dims 2^30 bytes are 262144 keys",
-        "not measured",
-    ),
-] = 1 << 30
-
-
-def copies(p: Problem) -> Copies | None:
-    """Return the whole pages into which a call's keys are copied first; None: a copy is not needed or not worth it."""
-    found = copies_of(p)
-    return found if _can_be_copied(p) and _is_worth_a_copy(p) and found.bytes <= MAX_BYTES_OF_COPIES else None
-
-
-def _can_be_copied(p: Problem) -> bool:
-    """Whether a call's keys may be copied, and pages of other than a multiple of 8 tokens make a copy necessary.
-
-    False with `batch_invariant`: a copy's worth depends on the batch, which must not select the kernels.  False with
-    windows by head: a copy takes all heads at once, and pages outside some head's window may be gone.
-    """
-    return not (in_boxes(p) or p.packed or p.latent or p.batch_invariant or is_decode(p) or p.head_windows)
-
-
-def _is_worth_a_copy(p: Problem) -> bool:
-    """Whether a call has so many scores for each key that a copy takes less time than it saves.
-
-    Where most sequences may be decodes, a long query is sure to see only as many keys as it has tokens.
-    """
-    most, copied = p.keys_seen(1), p.seqs * p.keys_seen(p.max_seqlen_q)
-    seen = most if 2 * p.tokens >= p.seqs * p.max_seqlen_q else min(most, p.max_seqlen_q)
-    scores = p.tokens * p.heads * seen
-    return scores >= max(MIN_SCORES_WORTH_A_COPY, MIN_SCORES_PER_COPIED_KEY * copied * p.kv_heads)
-
 
 COUNTERS_PER_LAUNCH = 4  # counters before those of pieces: items taken of two lists, ended programs, one unused
 
@@ -82,8 +31,8 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         "float32",
     ),
     (
-        lambda p: not p.slot_scales or slot_scales_have_columns(p),
-        "a scale for each cached token but by decodes and drafts, over latents, x-packed caches or new keys",
+        lambda p: not p.slot_scales or slot_scales_have_columns(p) or copies_of_scaled(p) is not None,
+        "scales by token of latents, x-packed caches or beside new keys, of fp8 queries, or of copies beyond 1 GiB",
     ),
     (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),
     (

@@ -1,5 +1,6 @@
 """The launches of regimes: their order, the sequences that each serves, and the token limits of few rows."""
 
+from ....records.copies import Copies, over
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ...portable.launches import drafts_apart, few_apart
@@ -95,3 +96,16 @@ def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:
     """
     first = first._replace(shape=first.shape._replace(LEADS=True))
     return first, second._replace(pipe=second.pipe._replace(FOLLOWS=True))
+
+
+def over_copies(p: Problem, copies: Copies) -> tuple[Launch, ...]:
+    """Return launches of short queries over the cache itself, then blocks of long ones over copies of their keys."""
+    whole, first, longest = over(p, copies), shortest_of(p), tokens_of_columns(p)
+    last = blocks_launch(whole, copies.shortest, False)._replace(copied=True)
+    if is_even(p):
+        return (last,)
+    between = copies.shortest > longest + 1
+    few = (shares_launch(p, first, longest, leads=not between),) if longest >= first else ()
+    if between:
+        return (*few, drafts_apart(p, copies.shortest - 1, max(first, longest + 1)), last)
+    return _overlapped(few[0], last) if few else (last,)

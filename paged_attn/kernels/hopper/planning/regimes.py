@@ -8,9 +8,18 @@ from ....records.plan import UNBOUNDED, Launch, Regime, row_of
 from ....records.problem import Problem
 from . import conditions, invariant, launch_order
 from .conditions import MAX_HEADS, all_blocks_are_parts, parts_save_a_launch, shares_have_more_rows
-from .operands import MAX_ROWS, NONE, conversion, decodes_have_shares, fp8_rows_are_columns, packed_rows_are_columns
+from .operands import (
+    MAX_ROWS,
+    NONE,
+    conversion,
+    decodes_have_shares,
+    fp8_rows_are_columns,
+    packed_rows_are_columns,
+    slot_scales_have_columns,
+)
 from .shapes import is_decode, is_even, is_wide, others_are_decodes, rows_of
 from .share_launches import shares_launch
+from .whole_pages import copies_of_scaled
 from .wide_heads import shares_take
 
 
@@ -22,6 +31,13 @@ def regime_of(p: Problem) -> Regime:
 def launches(p: Problem) -> tuple[Launch, ...]:
     """Return the launches of a call's regime."""
     return regime_of(p).launches(p)
+
+
+def scaled_launches(p: Problem) -> tuple[Launch, ...]:
+    """Return the launches of long queries over a cache with scales by token."""
+    copies = copies_of_scaled(p)
+    assert copies is not None
+    return launch_order.over_copies(p, copies)
 
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -75,6 +91,15 @@ REGIMES = (
         "decode: decode b64 x 4096 248 us, 99% of a stream of bytes; 1 x 131072 + 63 x 512 165 us",
         is_decode,
         lambda p: (shares_launch(p, 1, 1),),
+    ),
+    Regime(
+        "long queries over scales by token",
+        "a scale for each cached token and KV head; queries of more rows than drafts have",
+        "a copy of their keys as numbers of 16 bits; decodes by the shares kernel, then blocks over the copy",
+        "a copy takes a thirtieth of a prefill's time, and products of 16 bits need no converter",
+        "not measured",
+        lambda p: p.slot_scales and not slot_scales_have_columns(p),
+        scaled_launches,
     ),
     Regime(
         "large groups",

@@ -1,0 +1,103 @@
+"""Calls whose keys are copied into whole pages first: small pages, and long queries over scales by token."""
+
+from typing import Annotated
+
+from ....records.copies import Copies, copies_of
+from ....records.plan import Threshold
+from ....records.problem import Problem
+from .launch_order import tokens_of_columns
+from .operands import slot_scales_have_columns
+from .shapes import in_boxes, is_decode, is_even
+
+_TIMES = "the portable kernels take twice as long for products as the Hopper kernels"
+MIN_SCORES_PER_COPIED_KEY: Annotated[
+    int,
+    Threshold(
+        "scores of a KV head for each key that is copied",
+        f"{_TIMES}; reading and writing 8 keys and values of 128 dims takes 2 ns",
+        "4 x 128 at 8192 (512) over pages of 4 177 -> 165 us, 4 x 256 345 -> 249",
+    ),
+] = 512
+MIN_SCORES_WORTH_A_COPY: Annotated[
+    int,
+    Threshold("scores of all heads", f"a launch takes 2 to 3 us; {_TIMES}", "1 x 512 (8 x 2^20) 20.4 -> 18.9 us"),
+] = 8 << 20
+MAX_BYTES_OF_COPIES: Annotated[
+    int,
+    Threshold(
+        "bytes of whole pages, for as many keys of each sequence as the bounds allow",
+        "engines leave a tenth of a GPU's memory beside the cache, 8 GB on the smallest, and every graph keeps its "
+        "copies; with 8 heads of 128 dims 2^30 bytes are 262144 keys",
+        "not measured",
+    ),
+] = 1 << 30
+
+
+def copies(p: Problem) -> Copies | None:
+    """Return the whole pages into which a call's keys are copied first; None: a copy is not needed or not worth it."""
+    if p.slot_scales:
+        return None if slot_scales_have_columns(p) else copies_of_scaled(p)
+    found = copies_of(p)
+    return found if _can_be_copied(p) and _is_worth_a_copy(p) and found.bytes <= MAX_BYTES_OF_COPIES else None
+
+
+def _can_be_copied(p: Problem) -> bool:
+    """Whether a call's keys may be copied, and pages of other than a multiple of 8 tokens make a copy necessary.
+
+    False with `batch_invariant`: a copy's worth depends on the batch, which must not select the kernels.  False with
+    windows by head: a copy takes all heads at once, and pages outside some head's window may be gone.
+    """
+    return not (in_boxes(p) or p.packed or p.latent or p.batch_invariant or is_decode(p) or p.head_windows)
+
+
+def _is_worth_a_copy(p: Problem) -> bool:
+    """Whether a call has so many scores for each key that a copy takes less time than it saves.
+
+    Where most sequences may be decodes, a long query is sure to see only as many keys as it has tokens.
+    """
+    most, copied = p.keys_seen(1), p.seqs * p.keys_seen(p.max_seqlen_q)
+    seen = most if 2 * p.tokens >= p.seqs * p.max_seqlen_q else min(most, p.max_seqlen_q)
+    scores = p.tokens * p.heads * seen
+    return scores >= max(MIN_SCORES_WORTH_A_COPY, MIN_SCORES_PER_COPIED_KEY * copied * p.kv_heads)
+
+
+MIN_TOKENS_OF_A_COPY: Annotated[
+    int,
+    Threshold(
+        "query tokens of a sequence whose keys are copied, if copies of all sequences would be too large",
+        "the host knows how many tokens there are, and so how many sequences may have as many as this; the portable "
+        "kernel serves those between",
+        "not measured",
+    ),
+] = 128
+MIN_SCORES_PER_SCALED_KEY: Annotated[
+    int,
+    Threshold(
+        "scores of a KV head for each key that is copied, where all sequences have equally many queries",
+        "copying a key of 128 dims to 16 bits takes 0.18 ns, and the portable kernels take 2.1 ps more for a score",
+        "not measured",
+    ),
+] = 128
+
+
+def copies_of_scaled(p: Problem) -> Copies | None:
+    """Return the whole pages to which keys of long queries are copied as numbers of 16 bits, times their scales.
+
+    Only decodes and drafts of a few tokens read a cache with scales by token as it is.  None: the portable kernels
+    serve the call.
+    """
+    group = p.heads // p.kv_heads
+    if p.query.itemsize != 2 or not slot_scales_have_columns(p._replace(only="decode")) or p.head_windows:
+        return None
+    scores = p.tokens * p.heads * p.keys_seen(1)
+    if is_decode(p) or scores < MIN_SCORES_WORTH_A_COPY:
+        return None
+    found = copies_of(p)._replace(dtype=p.query)
+    if is_even(p):
+        worth = p.max_seqlen_q * group >= MIN_SCORES_PER_SCALED_KEY
+        return found if worth and found.bytes <= MAX_BYTES_OF_COPIES else None
+    for shortest in (tokens_of_columns(p) + 1, MIN_TOKENS_OF_A_COPY):
+        within = found._replace(shortest=shortest, most=max(1, min(p.seqs, p.tokens // shortest)))
+        if within.bytes <= MAX_BYTES_OF_COPIES:
+            return within
+    return None
