@@ -1,4 +1,4 @@
-"""Caches in fewer bytes: the same batches over bfloat16, and over e4m3 and int8 with one scale and with scales by token."""
+"""Caches in fewer bytes: batches over bfloat16, and over e4m3 and int8 with one scale and with scales by token."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from ..kernels.portable.dialect import some
 from ..kernels.shared_steps import COPY_WARPS, tiles_of_copies
 from ..launching.scratch import Need
@@ -28,7 +30,7 @@ def explained(question: Question) -> Iterator[tuple[str, str]]:
     yield "kernels", _dialect(problem, launches)
     yield "regime", ": ".join(chosen(problem).regime(problem))
     if made.copies is not None:
-        yield "copies", _copies(made.copies)
+        yield "copies", _copies(made.copies, question.problem.cache)
     states = 0
     for number, launch in enumerate(launches, 1):
         yield f"launch {number}" if len(launches) > 1 else "launch", _launch(launch)
@@ -44,7 +46,7 @@ def explained(question: Question) -> Iterator[tuple[str, str]]:
         if any(part.shape.SPLIT for part in launch.parts):
             yield "  scratch", _scratch(need_of(launch))
     moved = memory(question) | ({"states of pieces, out and in": states} if states else {})
-    moved |= {"copies, out and in": 2 * bytes_copied(question)} if made.copies is not None else {}
+    moved |= {"copies, out and in": 2 * bytes_copied(question, made.copies)} if made.copies is not None else {}
     yield (
         "memory",
         f"{bytes_of(sum(moved.values()))}: " + ", ".join(f"{name} {bytes_of(n)}" for name, n in moved.items()),
@@ -81,6 +83,8 @@ def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:
     if len(titles) > 1:
         many = problem.heads // problem.kv_heads > 64
         few = "few queries of more than 64 heads on a KV head" if many else "few queries of few keys"
+        if problem.slot_scales:
+            few = f"sequences of {_count(launches[-2].shortest, launches[-2].longest)} queries"
         return f"{titles[0]}, and the {titles[1]} one for {few}"
     missed = DIALECTS[: DIALECTS.index(used[0])] if used else ()
     return "; ".join(titles + [_why_not(dialect(name), problem) for name in missed])
@@ -92,12 +96,15 @@ def _why_not(missed: Dialect, problem: Problem) -> str:
     return f"not {missed.TITLE}, which do not take {' nor '.join(missed.uncovered(problem))}"
 
 
-def _copies(copies: Copies) -> str:
+def _copies(copies: Copies, cache: torch.dtype) -> str:
     """The launch that copies pages, before all other launches."""
     keys = f"up to {copies.pages * PAGE} keys of each sequence"
+    if copies.shortest > 2:
+        keys += f" of {copies.shortest} queries or more"
+    numbers = f", numbers of {str(copies.dtype).removeprefix('torch.')}" if copies.dtype != cache else ""
     return (
         f"copy_pages_kernel, {tiles_of_copies(copies).programs} programs of {COPY_WARPS} warps: {keys} from pages of "
-        f"{copies.from_page} into pages of {PAGE} of the call's own, {bytes_of(copies.bytes)}"
+        f"{copies.from_page} into pages of {PAGE} of the call's own, {bytes_of(copies.bytes)}{numbers}"
     )
 
 

@@ -20,6 +20,7 @@ from ..records.key_bounds import KeyBounds, key_bounds_of, page_ids, visible_key
 
 if TYPE_CHECKING:  # these modules need Triton
     from ..launching.scratch import Need
+    from ..records.copies import Copies
     from ..records.plan import Launch
     from ..records.problem import Problem
     from .host_schedule import KnownBatch
@@ -97,12 +98,15 @@ def bytes_exchanged(question: Question) -> int:
     return states * (world - 1) // world
 
 
-def bytes_copied(question: Question) -> int:
-    """Bytes of visible keys and values in the cache."""
+def bytes_copied(question: Question, copies: Copies) -> int:
+    """Bytes of copies of visible keys and values in the cache."""
+    served = [lengths for lengths in zip(question.query_lens, question.seq_lens) if lengths[0] >= copies.shortest]
+    question = question._replace(query_lens=[q for q, _ in served], seq_lens=[k for _, k in served])
     new = new_dtype(question.model).itemsize * sum(question.query_lens) if question.model.new else 0
-    return memory(question)["keys and values"] - new * question.model.kv_heads * (
+    stored = memory(question)["keys and values"] - new * question.model.kv_heads * (
         question.model.head_dim + question.model.value_width
     )
+    return stored * copies.dtype.itemsize // question.model.cache_dtype.itemsize
 
 
 def operations(question: Question) -> int:

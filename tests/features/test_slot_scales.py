@@ -285,17 +285,19 @@ def test_the_operator_says_which_scales_it_writes() -> None:
         assert written_to == [names[x] for x in wanted]
 
 
-def test_portable_kernels_serve_them_and_explain_says_why() -> None:
+def test_explain_says_which_kernels_serve_them() -> None:
     pytest.importorskip("triton")
     from paged_attn.planning import planner
 
-    for options, why in (
-        (dict(kv_dtype=INT8, scales="number"), "an int8 cache"),
-        (dict(kv_dtype=E4M3, scales="per_token"), "a scale for each cached token"),
+    for options, dialects, words in (
+        (dict(kv_dtype=INT8, scales="number"), ["hopper"], "of int8, products of float16"),
+        (dict(kv_dtype=E4M3, scales="per_token"), ["hopper"], "of fp8 with scales by token, products of float16"),
+        (dict(kv_dtype=INT8, scales="per_token", batch=1, queries="4096"), ["hopper"], "numbers of bfloat16"),
+        (dict(kv_dtype=E4M3, scales="per_token", layout="x"), ["portable"], "do not take scales by token of"),
     ):
         asked = ask(**options)
-        assert [launch.dialect for launch in planner.plan(asked.problem).launches] == ["portable"]
-        assert why in str(list(explain.explain(asked)))
+        assert [launch.dialect for launch in planner.plan(asked.problem).launches] == dialects
+        assert words in str(list(explain.explain(asked)))
     plain, asked = ask(kv_dtype=E4M3), ask(kv_dtype=E4M3, scales="per_token_float16")
     assert asked.problem == plain.problem._replace(slot_scales=True)
     assert dict(explain.memory(asked))["scales"] == 2 * 2 * 8 * 4096

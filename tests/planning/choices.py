@@ -21,7 +21,7 @@ SHAPE = ("LIVE", "PIECE", "MERGE", "WHOLE", "PAIRED", "ONE_BLOCK", "LEADS", "CLE
 PIPE = (
     "CONSUMERS", "LOADERS", "BOX", "COLUMNS", "CONVERT", "RAW_STAGES", "JOINED", "GROUPED", "TERMS", "PARTS",
     "QUERY_SLOTS", "BRIEF", "AT_ONCE", "IN_TURN", "AHEAD", "MIXED", "PREFETCH", "FP8_KEYS", "FP8_PRODUCTS", "COARSE",
-    "TANH", "QUERY_BOX", "FOLLOWS",
+    "TANH", "QUERY_BOX", "FOLLOWS", "SLOT_SCALES",
 )  # fmt: skip
 CONFIG = ("stages", "warps", "resident", "pairs", "boxes", "registers")
 
@@ -33,7 +33,7 @@ def choices() -> Iterator[str]:
         made = planner.plan(problem_of_case(case))
         if made.copies is not None:
             whole = made.copies
-            yield f"  copies in {whole.seqs} x {whole.pages} pages, {tiles_of_copies(whole).programs} programs"
+            yield f"  copies in {whole.most} x {whole.pages} pages, {tiles_of_copies(whole).programs} programs"
         for launch in made.launches:
             for part in launch.parts:
                 yield f"  {'' if part is launch else '+ '}{_words(part)}"

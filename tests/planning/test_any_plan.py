@@ -14,6 +14,8 @@ from paged_attn.kernels.hopper.planning import coverage as hopper
 from paged_attn.kernels.hopper.planning import operands
 from paged_attn.planning import planner
 from paged_attn.preparation.model import Lengths, Model, problem_of
+from paged_attn.records.copies import PAGE
+from paged_attn.records.formats import is_scaled
 from paged_attn.records.plan import UNBOUNDED, Launch
 from paged_attn.records.problem import Problem
 from tests.kernels.hopper.planned import H200
@@ -35,7 +37,7 @@ def any_model(rng: random.Random) -> Model:
         gate=None,
         qq_bias=rng.choice([0, 0, 0, 0, 32]),
         query_positions=rng.random() < 0.2,
-        scales="number",
+        scales="per_token" if is_scaled(sizes["cache_dtype"]) and rng.random() < 0.5 else "number",
         return_lse=rng.random() < 0.3,
         **sizes,
     )
@@ -92,6 +94,8 @@ def _complaints_of_one(p: Problem, x: Launch) -> Iterator[str]:
         return
     if p.heads != shape.GROUP * shape.KV_HEADS:
         yield f"has {shape.GROUP} x {shape.KV_HEADS} heads"
+    if pipe.SLOT_SCALES != (p.slot_scales and not x.copied):
+        yield f"reads scales by token: {pipe.SLOT_SCALES}"
     if shape.GROUP > 64:
         yield "has more heads in a group than a consumer has rows"
     if pipe.SHARES and (p.packed or p.cache.itemsize == 1) and not pipe.COLUMNS:
@@ -102,7 +106,7 @@ def _complaints_of_one(p: Problem, x: Launch) -> Iterator[str]:
         yield "has blocks over an x-packed fp8 cache"
     if pipe.SHARES and pipe.COLUMNS and shape.ROWS != pipe.COLUMNS:
         yield f"has {shape.ROWS} rows as {pipe.COLUMNS} columns"
-    if p.page_size % pipe.BOX or shape.TILE % pipe.BOX:
+    if (PAGE if x.copied else p.page_size) % pipe.BOX or shape.TILE % pipe.BOX:
         yield f"has boxes of {pipe.BOX} slots"
 
 

@@ -4,11 +4,14 @@ import functools
 import warnings
 from typing import Any
 
+import torch
+
 from ...launching import triton_trial, triton_version
 from ...launching.launch import Step
 from ...launching.locks import FIRST
 from ...launching.platform import Device
 from ...records.call import Call
+from ...records.formats import MANTISSA
 from ...records.plan import Launch
 from ..portable.dialect import size_of, some, words_of_pieces
 from ..shared_steps import numbers_of
@@ -113,13 +116,15 @@ def tiles_of(launch: Launch) -> str:
         rings += f" beside {pipe.VALUE_STAGES} of the {launch.shape.REST} dims behind these" * (launch.shape.REST > 0)
     elif pipe.VALUE_STAGES == 0:
         rings = f"a ring of {pipe.KEY_STAGES} slots that tiles of keys and of values take in turn"
+    form = "int8" if MANTISSA[torch.int8] == pipe.FP8 else "fp8"
     if pipe.CONVERT:
-        rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
+        rings += f" behind {pipe.RAW_STAGES} of {form}, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
         rings += " by coarse weights (no log-sum-exps)" * pipe.COARSE
         if pipe.FP8_KEYS and not pipe.FP8_PRODUCTS:
             rings += " but for keys, of fp8 by queries in two parts (no log-sum-exps)"
     elif pipe.FP8:
-        rings += f" of {'x-packed ' * pipe.PACKED}fp8, products of float16"
+        form += " with scales by token" * pipe.SLOT_SCALES
+        rings += f" of {'x-packed ' * pipe.PACKED}{form}, products of float16"
     elif pipe.PACKED:
         rings += " of an x-packed cache" + ", products from registers" * pipe.SHARES
     loaders = "1 that loads" if _loading(pipe) == 1 else f"{_loading(pipe)} that load"
