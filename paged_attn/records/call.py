@@ -52,7 +52,8 @@ def scales(
     strides = [None if x is None else 0 if x.ndim == 0 or x.shape[-1] == 1 else x.stride(-1) for x in tensors]
     by_seq = [None if x is None else _stride_of_seqs(x) for x in tensors[:3]]
     of_gate: tuple[Any, Any, Any] = (None, None, None) if gate is None else (gate, *gate.stride()[:2])
-    return Scales(softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens, *by_seq)
+    values = (softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens, *by_seq)
+    return Scales(**dict(zip(Scales._fields, values)))  # the last fields are of Hopper kernels (`launch_arguments`)
 
 
 def _stride_of_seqs(scale: Any) -> int | None:

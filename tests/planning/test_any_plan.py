@@ -94,7 +94,7 @@ def _complaints_of_one(p: Problem, x: Launch) -> Iterator[str]:
         return
     if p.heads != shape.GROUP * shape.KV_HEADS:
         yield f"has {shape.GROUP} x {shape.KV_HEADS} heads"
-    if pipe.SLOT_SCALES != (p.slot_scales and not x.copied):
+    if (p.slot_scales and not x.copied) != pipe.SLOT_SCALES:
         yield f"reads scales by token: {pipe.SLOT_SCALES}"
     if shape.GROUP > 64:
         yield "has more heads in a group than a consumer has rows"

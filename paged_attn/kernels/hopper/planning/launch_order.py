@@ -101,7 +101,7 @@ def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:
 def over_copies(p: Problem, copies: Copies) -> tuple[Launch, ...]:
     """Return launches of short queries over the cache itself, then blocks of long ones over copies of their keys."""
     whole, first, longest = over(p, copies), shortest_of(p), tokens_of_columns(p)
-    last = blocks_launch(whole, copies.shortest, False)._replace(copied=True)
+    last = blocks_launch(whole, first if is_even(p) else copies.shortest, False)._replace(copied=True)
     if is_even(p):
         return (last,)
     between = copies.shortest > longest + 1
