@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.hopper]
 on_hopper = pytest.mark.usefixtures("on_hopper")
 
 INT8 = torch.int8
+MLA: dict[str, Any] = dict(heads=16, kv_heads=1, head_dim=576, value_dim=512, latent=True)
 BY_TOKEN: dict[str, Any] = dict(scales="per_token")
 
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -66,6 +67,9 @@ ONE_SCALE: dict[str, dict[str, Any]] = {
     "decodes beside a chunk": BESIDE,
     "long": LONG,
     "long, softcap": LONG | CAPPED,
+    "decodes, latents": DECODES | MLA,
+    "drafts of 8, latents": OF_8 | MLA,
+    "long, latents": LONG | MLA,
     "long, head_dim 256": LONG | dict(head_dim=256),
 }
 QUICK = {
