@@ -136,7 +136,7 @@ def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
     return {
         tuple((x.dialect, *dialect(x.dialect).compiled(x), x.merge and x.merge[1:]) for x in launch.parts)
         for launch in made.launches
-    } | ({("copies",)} if made.copies is not None else set())
+    } | ({("copies", made.copies.most < made.copies.seqs)} if made.copies is not None else set())
 
 
 def problem_of(model: Model, batch: Lengths, device: Device, **options: Any) -> Problem:

@@ -23,6 +23,7 @@ MODELS = {
     "fp8": LLAMA | dict(cache_dtype=E4M3),
     "fp8, x-packed": LLAMA | dict(cache_dtype=E4M3, kv_layout="x"),
     "fp8, x-packed, new": LLAMA | dict(cache_dtype=E4M3, kv_layout="x", new=True),
+    "int8 by token": LLAMA | dict(cache_dtype=torch.int8, scales="per_token"),
     "head_dim 64": LLAMA | dict(head_dim=64),
     "one KV head": LLAMA | dict(heads=64, kv_heads=1),
     "10 KV heads": LLAMA | dict(heads=40, kv_heads=10),

@@ -19,7 +19,7 @@ H200 = Device("sm90", 132)
 # Of tokens, each number with heads in groups of 4 and others.
 BOUNDS = (
     ("llama", 3000), ("llama", 10000), ("window and sinks", 3000), ("10 KV heads", 8192), ("3 KV heads", 3000),
-    ("exact softcap", 6000), ("head_dim 64", 10000),
+    ("exact softcap", 6000), ("head_dim 64", 10000), ("int8 by token", 3000), ("int8 by token", 10000),
 )  # fmt: skip
 
 
