@@ -20,7 +20,7 @@ MOST_QUERIES = 8  # query tokens of a sequence up to which keys are split: each 
 
 def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
     function = _function()
-    allow(case, "window", "softcap", "alibi", "sinks", "tree", "wide heads")
+    allow(case, "window", "softcap", "alibi", "sinks", "tree", "wide heads", "fp8", "scales by token")
     if case.layout != "NHD":
         raise Cannot("NHD only")
     q, out, device = inputs["q"].contiguous(), torch.empty_like(inputs["q"]), inputs["q"].device
@@ -41,8 +41,7 @@ def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
         block_table=inputs["page_table"],
         softcap=case.softcap,
         q_descale=None,
-        k_descale=None,
-        v_descale=None,
+        **_scales(case, inputs, device),
         alibi_slopes=inputs.get("alibi_slopes"),
         qq_bias=inputs.get("qq_bias"),
         sinks=inputs.get("sinks"),
@@ -60,6 +59,22 @@ def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
         return out
 
     return run
+
+
+def _scales(case: Case, inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Arguments for the scales of an fp8 or int8 cache."""
+    scales = {name: inputs.get(f"{name}_scale") for name in ("k", "v")}
+    if case.dtype_of_cache == case.dtype:
+        return {"k_descale": None, "v_descale": None}
+    modes = importlib.import_module("vllm.v1.kv_cache_interface").KVQuantMode
+    if case.scales == "per_token":
+        mode = modes.INT8_PER_TOKEN_HEAD if case.dtype_of_cache == torch.int8 else modes.FP8_PER_TOKEN_HEAD
+        by_token = {f"{name}_scale_cache": x for name, x in scales.items()}
+        return by_token | {"kv_quant_mode": mode, "k_descale": None, "v_descale": None}
+    if case.scales not in ("none", "float") or case.dtype_of_cache == torch.int8:
+        raise Cannot("fp8 of one scale, or scales by token")
+    one = {f"{name}_descale": torch.tensor(1.0 if x is None else x, device=device) for name, x in scales.items()}
+    return one | {"kv_quant_mode": modes.FP8_PER_TENSOR}
 
 
 def _function() -> Callable[..., None]:
