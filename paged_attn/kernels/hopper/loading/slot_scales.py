@@ -52,8 +52,8 @@ def load_scales(x, table, batch, kv_head, tile, first, end, OF_VALUES: gl.conste
 def store_scales(ring, turn, scales, OF_VALUES: gl.constexpr):
     """Store a tile's scales [TILE] beside the turn's slot, and arrive at its full barrier.
 
-    Of values: logarithms and, behind those of all slots, inverses.  Scales of values count as 2^-100 at least and 2^100
-    at most; NaN stays.
+    Values have logarithms and, behind the logarithms of all slots, inverses.  A value's scale counts as 2^-100 at least
+    and 2^100 at most; NaN stays.
     """
     scales = scales.to(gl.float32)
     if OF_VALUES:
