@@ -43,7 +43,7 @@ class Dialect(Protocol):
         """Features that a call asks for and the dialect's kernels lack; empty if they cover the call."""
 
     def copies(self, problem: Problem) -> Copies | None:
-        """Whole pages into which an uncovered call's keys are copied first; None: copying cannot help or pay."""
+        """Whole pages into which a call's keys are copied first; None: copying cannot help or pay."""
 
     def launches(self, problem: Problem) -> tuple[Launch, ...]:
         """Launches of a covered call; a launch may belong to another dialect (`Launch.dialect`)."""

@@ -21,7 +21,7 @@ def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
         found = dialect(name)
         if found.why_not_on(problem.device) is None:
             if not found.uncovered(problem):
-                return problem, found.copies(problem) if problem.slot_scales else None
+                return problem, found.copies(problem)
             copies = found.copies(problem)
             if copies is not None and not found.uncovered(whole := over(problem, copies)):
                 return whole, copies

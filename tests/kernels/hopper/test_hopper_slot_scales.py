@@ -45,6 +45,8 @@ COLUMNS: dict[str, dict[str, Any]] = {
 }
 OVER_COPIES: dict[str, dict[str, Any]] = {
     "long, int8": LONG | dict(cache_dtype=INT8),
+    "long, int8, scales by head": LONG | dict(cache_dtype=INT8, scales="per_head"),
+    "mixed, int8, scales by head": MIXED | dict(cache_dtype=INT8, scales="per_head", padding=5),
     "long, e4m3, softcap": LONG | CAPPED | dict(cache_dtype=E4M3),
     "long, e5m2, float16": LONG | dict(cache_dtype=E5M2, dtype=torch.float16, scales="per_token, float16"),
     "long, int8, head_dim 96, HND": LONG | dict(cache_dtype=INT8, head_dim=96, layout="HND"),

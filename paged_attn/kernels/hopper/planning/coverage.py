@@ -17,7 +17,7 @@ from .operands import packed_has_a_kernel, slot_scales_have_columns
 from .regimes import launches as launches_of
 from .regimes import regime_of
 from .shapes import in_boxes
-from .whole_pages import copies, copies_of_scaled
+from .whole_pages import copies, copies_in_16_bits
 from .wide_heads import shares_take
 
 __all__ = ["copies", "launches", "need_of", "regime", "uncovered"]
@@ -31,7 +31,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         "float32",
     ),
     (
-        lambda p: not p.slot_scales or slot_scales_have_columns(p) or copies_of_scaled(p) is not None,
+        lambda p: not p.slot_scales or slot_scales_have_columns(p) or copies_in_16_bits(p) is not None,
         "scales by token of latents, x-packed caches or beside new keys, of fp8 queries, or of copies beyond 1 GiB",
     ),
     (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),

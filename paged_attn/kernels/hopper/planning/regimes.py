@@ -4,6 +4,8 @@ A call gets the launches of the first row whose condition holds.  Numbers in the
 folder.  `docs/regimes.md` shows both tables, and `explain` names the row.
 """
 
+import torch
+
 from ....records.plan import UNBOUNDED, Launch, Regime, row_of
 from ....records.problem import Problem
 from . import conditions, invariant, launch_order
@@ -15,11 +17,10 @@ from .operands import (
     decodes_have_shares,
     fp8_rows_are_columns,
     packed_rows_are_columns,
-    slot_scales_have_columns,
 )
 from .shapes import is_decode, is_even, is_wide, others_are_decodes, rows_of
 from .share_launches import shares_launch
-from .whole_pages import copies_of_scaled
+from .whole_pages import copies_in_16_bits
 from .wide_heads import shares_take
 
 
@@ -33,9 +34,9 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     return regime_of(p).launches(p)
 
 
-def scaled_launches(p: Problem) -> tuple[Launch, ...]:
-    """Return the launches of long queries over a cache with scales by token."""
-    copies = copies_of_scaled(p)
+def launches_over_copies(p: Problem) -> tuple[Launch, ...]:
+    """Return the launches of long queries over a copy of their keys in 16 bits, and of other queries before."""
+    copies = copies_in_16_bits(p)
     assert copies is not None
     return launch_order.over_copies(p, copies)
 
@@ -93,13 +94,13 @@ REGIMES = (
         lambda p: (shares_launch(p, 1, 1),),
     ),
     Regime(
-        "long queries over scales by token",
-        "a scale for each cached token and KV head; queries of more rows than drafts have",
+        "long queries over int8 or scales by token",
+        "queries of more rows than drafts have, with scores enough for a copy of up to 1 GiB",
         "a copy of their keys as numbers of 16 bits; decodes by the shares kernel, then blocks over the copy",
         "a copy takes a thirtieth of a prefill's time, and products of 16 bits need no converter",
         "not measured",
-        lambda p: p.slot_scales and not slot_scales_have_columns(p),
-        scaled_launches,
+        lambda p: (p.slot_scales or p.cache == torch.int8) and copies_in_16_bits(p) is not None,
+        launches_over_copies,
     ),
     Regime(
         "large groups",

@@ -1,6 +1,8 @@
-"""Calls whose keys are copied into whole pages first: small pages, and long queries over scales by token."""
+"""Calls whose keys are copied into whole pages first: small pages, and long queries over int8 or scales by token."""
 
 from typing import Annotated
+
+import torch
 
 from ....records.copies import Copies, copies_of
 from ....records.plan import Threshold
@@ -35,8 +37,8 @@ MAX_BYTES_OF_COPIES: Annotated[
 
 def copies(p: Problem) -> Copies | None:
     """Return the whole pages into which a call's keys are copied first; None: a copy is not needed or not worth it."""
-    if p.slot_scales:
-        return None if slot_scales_have_columns(p) else copies_of_scaled(p)
+    if p.slot_scales or p.cache == torch.int8:
+        return copies_in_16_bits(p)
     found = copies_of(p)
     return found if _can_be_copied(p) and _is_worth_a_copy(p) and found.bytes <= MAX_BYTES_OF_COPIES else None
 
@@ -80,13 +82,15 @@ MIN_SCORES_PER_SCALED_KEY: Annotated[
 ] = 128
 
 
-def copies_of_scaled(p: Problem) -> Copies | None:
-    """Return the whole pages to which keys of long queries are copied as numbers of 16 bits, times their scales.
+def copies_in_16_bits(p: Problem) -> Copies | None:
+    """Return the whole pages to which keys of long queries are copied as numbers of 16 bits, times scales by token.
 
-    Only decodes and drafts of a few tokens read a cache with scales by token as it is.  None: the portable kernels
-    serve the call.
+    Decodes and drafts of a few tokens read int8, and scales by token, as they are.  None: so do all queries over one
+    scale, and the portable kernels serve long queries over scales by token.
     """
     group = p.heads // p.kv_heads
+    if slot_scales_have_columns(p):
+        return None
     if p.query.itemsize != 2 or not slot_scales_have_columns(p._replace(only="decode")) or p.head_windows:
         return None
     scores = p.tokens * p.heads * p.keys_seen(1)
