@@ -58,6 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     has_gpu = torch.cuda.is_available()
     has_hopper = has_gpu and torch.version.hip is None and torch.cuda.get_device_capability()[0] == 9
     selection.mark(items)
+    selection.leave_slow_likes(items)
     if simulator.SIMULATES:
         selection.leave_to_thorough(items)
     for item in items:

@@ -39,6 +39,36 @@ def mark(items: list[pytest.Item]) -> None:
         met.add(test)
 
 
+# Tests of processes and compilers that take ten seconds or more, and of which the whole suite has a like: another world
+# of ranks, target, way of starting or example.
+SLOW_LIKES = (
+    "test_ranks_have_the_results_of_one_process[4]",
+    "test_no_order_of_kernels_changes_a_key",
+    "test_an_assembler_that_torch_compile_names_changes_no_key[spawned]",
+    "test_an_example_of_processes_shows_what_it_says[tensor_parallel]",
+    "test_hopper_kernels_keep_their_loops_lean[1]",
+    "test_variants_fit_and_do_not_spill_and_keep_loads_in_flight[sm80]",
+    "test_variants_fit_and_do_not_spill_and_keep_loads_in_flight[sm100]",
+    "test_variants_fit_and_do_not_spill_and_keep_loads_in_flight[gfx942]",
+    "test_kernels_of_invariant_calls_do_the_same_arithmetic[features]",
+    "test_prefills_whose_functions_load_by_score_or_by_position_beside_a_bias_compile_for_wgmma",
+    "test_few_rows_multiply_no_more_than_they_have_to[decode 192 and 128]",
+    "test_processes_of_multiprocessing_call[forkserver]",
+    "test_a_child_calls_whatever_another_thread_was_in_the_midst_of[launched]",
+    "test_a_child_calls_whatever_another_thread_was_in_the_midst_of['paged_attn.kernels' in sys.modules]",
+    "test_a_run_that_is_stopped_tells_what_it_has",
+    "test_of_two_daemonic_workers_one_compiles_and_the_other_finds_all",
+    "test_blocks_begin_beside_a_launch_before_them_and_end_behind_it[parts behind decodes-shares_kernel-1]",
+)
+
+
+def leave_slow_likes(items: list[pytest.Item]) -> None:
+    """Mark SLOW_LIKES as `thorough`."""
+    for item in items:
+        if item.nodeid.endswith(SLOW_LIKES):
+            item.add_marker(pytest.mark.thorough)
+
+
 def leave_to_cpus(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On a GPU, deselect what is the same there, unless it is asked for by its marker or its file."""
     if "host" in config.option.markexpr or any(".py" in argument for argument in config.args):
@@ -66,7 +96,7 @@ def leave_to_kernels(config: pytest.Config, items: list[pytest.Item]) -> None:
 # Of large matrices of cases a machine without a GPU takes one in so many.  Names decide which: every n-th of a matrix
 # whose rows have n cases, or a multiple, would leave out the same columns of each row.
 ONE_IN = {
-    "test_masks.py": 6, "test_latent.py": 3, "test_widths.py": 2, "test_gate.py": 2, "test_tree.py": 2,
+    "test_masks.py": 12, "test_latent.py": 6, "test_widths.py": 2, "test_gate.py": 4, "test_tree.py": 2,
     "test_token_scales.py": 2, "test_matrix.py": 2,
 }  # fmt: skip
 
@@ -100,7 +130,8 @@ def on_a_gpu(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 # Of a test's quick cases `make test` simulates the first and each so-manieth; the others `make thorough` does.
-SIMULATED_ONE_IN = {"test_simulator.py": 1, "test_hopper_any.py": 6}  # elsewhere 3
+SIMULATED_ONE_IN = {"test_simulator.py": 1, "test_hopper_any.py": 6}  # elsewhere SIMULATED_ELSEWHERE
+SIMULATED_ELSEWHERE = 5
 SIMULATED = ("[prompt, softcap, float16]",)  # a format that no other case has
 
 
@@ -110,7 +141,9 @@ def leave_to_thorough(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("quick"):
             test = item.nodeid.partition("[")[0]
-            if met[test] % SIMULATED_ONE_IN.get(item.path.name, 3) and not item.nodeid.endswith(SIMULATED):
+            if met[test] % SIMULATED_ONE_IN.get(item.path.name, SIMULATED_ELSEWHERE) and not item.nodeid.endswith(
+                SIMULATED
+            ):
                 item.add_marker(pytest.mark.thorough)
             met[test] += 1
 

@@ -102,7 +102,7 @@ def test_masks_of_cases_are_what_their_inputs_show() -> None:
 
 
 def test_suites_are_those_of_the_readme_and_names_are_unique() -> None:
-    names = "decode, features, prefill, mixed, ragged, spec, single, fp8, window, models, layouts, invariant, "
+    names = "decode, features, prefill, mixed, ragged, spec, single, fp8, formats, window, models, layouts, invariant, "
     names += "wide, mla, masks, layers"
     assert ", ".join(SUITES) == names
     for suite, cases in SUITES.items():
