@@ -141,9 +141,8 @@ def leave_to_thorough(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("quick"):
             test = item.nodeid.partition("[")[0]
-            if met[test] % SIMULATED_ONE_IN.get(item.path.name, SIMULATED_ELSEWHERE) and not item.nodeid.endswith(
-                SIMULATED
-            ):
+            one_in = SIMULATED_ONE_IN.get(item.path.name, SIMULATED_ELSEWHERE)
+            if met[test] % one_in and not item.nodeid.endswith(SIMULATED):
                 item.add_marker(pytest.mark.thorough)
             met[test] += 1
 
