@@ -24,24 +24,26 @@ TOKENS = (1, 64, 4096, 16384)
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 LONGEST = 32768  # rows of the table of angles
 AGREE = 4e-2  # relative error in 2-norm: e4m3 has 4 bits, which differ where peers round the norm's result first
-SCALE = 1 / 16
+SCALE, SCALES = 1 / 16, ("k_scale", "v_scale")
 
 
 class Write(NamedTuple):
-    """One case: tokens of a step, and the dtype of the cache."""
+    """One case: tokens of a step, the dtype of the cache, and whether its scales are by token."""
 
     tokens: int
     cache: torch.dtype
+    by_token: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.tokens} tokens, {str(self.cache).removeprefix('torch.')} cache"
+        return f"{self.tokens} tokens, {str(self.cache).removeprefix('torch.')} cache" + ", by token" * self.by_token
 
     @property
     def bytes(self) -> int:
         """Bytes that have to move: projections in, queries and slots out, a row of angles and two ids a token."""
         read = (HEADS + 2 * KV_HEADS) * HEAD_DIM * 2 + HEAD_DIM * 4 + 16
-        return self.tokens * (read + HEADS * HEAD_DIM * 2 + 2 * KV_HEADS * HEAD_DIM * self.cache.itemsize)
+        written = 2 * KV_HEADS * (HEAD_DIM * self.cache.itemsize + 4 * self.by_token)
+        return self.tokens * (read + HEADS * HEAD_DIM * 2 + written)
 
     @property
     def operations(self) -> int:
@@ -49,7 +51,8 @@ class Write(NamedTuple):
         return self.tokens * (HEADS + KV_HEADS) * HEAD_DIM * 7
 
 
-CASES = tuple([Write(tokens, cache) for cache in (BF16, E4M3) for tokens in TOKENS])
+CACHES = ((BF16, False), (E4M3, False), (E4M3, True), (torch.int8, True))
+CASES = tuple([Write(tokens, *cache) for cache in CACHES for tokens in TOKENS])
 
 
 class Inputs(NamedTuple):
@@ -100,14 +103,16 @@ def caches_of(case: Write, inputs: Inputs) -> tuple[Tensor, Tensor]:
     return k_cache, v_cache
 
 
-def scales_of(case: Write) -> dict[str, Any]:
-    return {} if case.cache == BF16 else {"k_scale": SCALE, "v_scale": SCALE}
+def scales_of(case: Write, caches: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    if case.by_token:
+        return {name: torch.zeros(cache.shape[:3], device=cache.device) for name, cache in zip(SCALES, caches)}
+    return {} if case.cache == BF16 else dict.fromkeys(SCALES, SCALE)
 
 
 def ours(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
     named: dict[str, Any] = dict(positions=x.positions, cos_sin=x.cos_sin, q_norm=x.q_norm, k_norm=x.k_norm, eps=EPS)
     out = torch.empty(case.tokens, HEADS, HEAD_DIM, dtype=BF16, device=x.qkv.device)
-    named |= scales_of(case)
+    named |= scales_of(case, caches)
     return lambda: paged_attn.write_qkv(x.qkv, *caches, x.slots, **named, q_out=out)
 
 
@@ -132,7 +137,7 @@ def compiled(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
         cos, sin = (part[:, None] for part in x.cos_sin[x.positions].chunk(2, dim=-1))
         return norm_and_rotate(q, x.q_norm, cos, sin), norm_and_rotate(k, x.k_norm, cos, sin)
 
-    function, v, named = torch.compile(before, fullgraph=True), split(x.qkv)[2], scales_of(case)
+    function, v, named = torch.compile(before, fullgraph=True), split(x.qkv)[2], scales_of(case, caches)
 
     def call() -> Tensor:
         q, k = function(x)
@@ -149,6 +154,8 @@ def flashinfer(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
     """
     import flashinfer
 
+    if case.by_token:
+        raise Cannot("no scales by token")
     q, k, v = split(x.qkv)
     indptr = torch.tensor([0, x.pages], dtype=torch.int32, device=q.device)
     indices = (x.slots[::PAGE] // PAGE).int()  # one sequence of all tokens, in the order of its pages

@@ -338,8 +338,8 @@ def write_qkv(
     """Norm and rotate queries and keys, write keys and values into their slots, and return the queries: one launch.
 
     In this order: RMS norm of each head of q and k, rotary embedding of their first rotary_dim dims, quantisation for
-    an fp8 cache, the write.  Norm and rotation are float32.  Only what is stored is rounded, as in vLLM's fused kernel
-    (csrc/fused_qknorm_rope_kernel.cu).  Separate operators round the norm's result, too.
+    an fp8 or int8 cache, the write.  Norm and rotation are float32.  Only what is stored is rounded, as in vLLM's fused
+    kernel (csrc/fused_qknorm_rope_kernel.cu).  Separate operators round the norm's result, too.
 
     Args:
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim], packed: heads of q, then of k, then of v.  Or (q, k, v) of
@@ -347,7 +347,7 @@ def write_qkv(
             bfloat16 | float32; any strides, last axis contiguous.
             With v_cache = None (q_rope, latent, k_rope), for multi-head latent attention: [tokens, heads, rope_dim],
             [tokens, kv_heads, value_dim], [tokens, kv_heads, rope_dim].  A slot then holds [latent, k_rope].
-        k_cache, v_cache: as in paged_attention; dtype of qkv, or fp8.  v_cache = None: latents, in a 4-D k_cache.
+        k_cache, v_cache: as in paged_attention; dtype of qkv, fp8 or int8.  v_cache = None: latents, in a 4-D k_cache.
         slot_mapping: [tokens] int32 | int64; page * page_size + slot of each token.  Negative: the token's keys and
             values are skipped; its queries are not.  No slot may occur twice.
         kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
@@ -362,12 +362,12 @@ def write_qkv(
             = None k_norm [value_dim] is of the latent, and q_norm is None.
         eps: number >= 0, added to the mean square.
         norm_offset: number added to the weights: 1.0 where a model stores weight - 1.
-        k_scale, v_scale: as in write_kv, but not by token.
+        k_scale, v_scale: as in write_kv.  Scales by token are computed, and written.
         q_out: [tokens, heads, head_dim] (of latents [tokens, heads, rope_dim]), dtype of q, or fp8; last axis
             contiguous.  It is written and returned.  q_out may be q itself, or the part of a packed tensor that is q.
             Otherwise it may share no memory with any argument.  Only the first call of given shapes and strides
             verifies this.  None: a new tensor of q's dtype.
-        q_scale: as k_scale; required for an fp8 q_out, which holds clamp(query / scale).
+        q_scale: a number, or one for each KV head; required for an fp8 q_out, which holds clamp(query / scale).
         check: as in paged_attention; finds slots outside the cache, slots that occur twice, and positions outside
             cos_sin of tokens that are written.
 

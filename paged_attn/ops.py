@@ -51,7 +51,8 @@ WRITE_QKV = """(
     Tensor[] qkv, Tensor(a!) k_cache, Tensor{values}? v_cache, Tensor slot_mapping, Tensor(c!) q_out, *,
     str kv_layout="NHD", Tensor? positions=None, Tensor? cos_sin=None, bool interleaved=False,
     int[]? mrope_sections=None, Tensor? q_norm=None, Tensor? k_norm=None, float eps=1e-6, float norm_offset=0.0,
-    Tensor? k_scale=None, Tensor? v_scale=None, Tensor? q_scale=None, bool? check=None
+    Tensor? k_scale=None, Tensor? v_scale=None, Tensor? q_scale=None, bool? check=None,
+    Tensor(d!)? k_slot_scale=None, Tensor{value_scales}? v_slot_scale=None
 )"""
 CHANGED = ("keys", "values", "key_scales", "value_scales")
 _library = torch.library.Library("paged_attn", "DEF")
@@ -124,6 +125,9 @@ def _write_qkv(qkv: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, q_out: A
 
     Where torch traces the call and both caches lie in one buffer, operators change one cache each.
     """
+    for name in ("k", "v"):
+        if scales_slots(named.get(f"{name}_scale")):
+            named[f"{name}_slot_scale"] = named.pop(f"{name}_scale")
     if not watched(*qkv, k_cache, v_cache, slot_mapping):
         _fused(qkv, k_cache, v_cache, slot_mapping, q_out, **named)
     elif v_cache is None or not _one_buffer(k_cache, v_cache):
@@ -131,7 +135,8 @@ def _write_qkv(qkv: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, q_out: A
     else:
         torch.ops.paged_attn.write_queries_keys(qkv, k_cache, v_cache, slot_mapping, q_out, **named)
         k, v = unpacked(qkv[0], k_cache, named.get("kv_layout", "NHD"))[1:] if len(qkv) == 1 else qkv[1:]
-        named = {name: named[name] for name in ("kv_layout", "k_scale", "v_scale", "check") if name in named}
+        of_write = ("kv_layout", "k_scale", "v_scale", "check", "k_slot_scale", "v_slot_scale")
+        named = {name: named[name] for name in of_write if name in named}
         torch.ops.paged_attn.write_values(k, v, k_cache, v_cache, slot_mapping, **named)
 
 
@@ -146,8 +151,10 @@ def _fused(
     qkv: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, q_out: Any, kv_layout: Any = "NHD", positions: Any = None,
     cos_sin: Any = None, interleaved: Any = False, mrope_sections: Any = None, q_norm: Any = None, k_norm: Any = None,
     eps: Any = 1e-6, norm_offset: Any = 0.0, k_scale: Any = None, v_scale: Any = None, q_scale: Any = None,
-    check: Any = None, part: str | None = None,
+    check: Any = None, k_slot_scale: Any = None, v_slot_scale: Any = None, part: str | None = None,
 ) -> None:  # fmt: skip
+    k_scale = k_scale if k_slot_scale is None else k_slot_scale
+    v_scale = v_scale if v_slot_scale is None else v_slot_scale
     sections = None if mrope_sections is None else tuple(mrope_sections)
     fused_write(
         qkv[0] if len(qkv) == 1 else qkv, k_cache, v_cache, slot_mapping,
@@ -227,9 +234,10 @@ def _written(name: str, *changed: str) -> str:
 _register(_written("write_kv", *CHANGED), _write, None)
 _register(_written("write_keys", *CHANGED[::2]), functools.partial(_write, part="keys"), _nothing)
 _register(_written("write_values", *CHANGED[1::2]), functools.partial(_write, part="values"), _nothing)
-_register(f"write_qkv{WRITE_QKV.format(values='(b!)')} -> ()", _write_qkv, None)
-_register(f"write_projections{WRITE_QKV.format(values='(b!)')} -> ()", _fused, _nothing)
-_register(f"write_queries_keys{WRITE_QKV.format(values='')} -> ()", functools.partial(_fused, part="keys"), _nothing)
+BOTH, KEYS = (WRITE_QKV.format(values=x, value_scales=y) for x, y in (("(b!)", "(e!)"), ("", "")))
+_register(f"write_qkv{BOTH} -> ()", _write_qkv, None)
+_register(f"write_projections{BOTH} -> ()", _fused, _nothing)
+_register(f"write_queries_keys{KEYS} -> ()", functools.partial(_fused, part="keys"), _nothing)
 _register("merge_states(Tensor outs, Tensor lses, Tensor? sinks=None) -> (Tensor, Tensor)", _merge_states, _state)
 
 PAIRS = "Tensor src, Tensor dst, *, int page_axis=0, bool? check=None) -> ()"
@@ -301,7 +309,9 @@ def write_qkv(
     given = dict(zip(("positions", "cos_sin", "q_norm", "k_norm", "k_scale", "v_scale", "q_scale"), tensors))
     names = ("qkv",) if len(parts) == 1 else ("q", "k", "v") if v_cache is not None else ("q_rope", "latent", "k_rope")
     _no_gradients(dict(zip(names, parts)) | {"k_cache": k_cache, "v_cache": v_cache, "q_out": q_out} | given)
-    given |= _scales({name: given[name] for name in ("k_scale", "v_scale", "q_scale")}, parts[0])
+    scales = {name: given.pop(name) for name in ("k_scale", "v_scale", "q_scale")}
+    given |= {f"{name[0]}_slot_scale": scale for name, scale in scales.items() if scales_slots(scale)}
+    given |= _scales({name: scale for name, scale in scales.items() if not scales_slots(scale)}, parts[0])
     if q_out is None:
         q = parts[0]
         q_out = q.new_empty(packed_shape(q, k_cache, kv_layout) if len(parts) == 1 else q.shape)

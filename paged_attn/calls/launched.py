@@ -175,8 +175,10 @@ def _qkv_step(x: Projections, options: Rotation, axes: Axes, device: Device, par
         [layout.packed_rows(x.q, axes.head_dim)] * 3 if x.packed else [layout.rows(y) for y in (x.q, x.k, x.v)]
     )
     q_out = new[0] if x.q_out is None else layout.rows(x.q_out)
-    stored = layout.keys(x.k_cache, options.kv_layout)
-    cache = KeyValues(stored, stored) if x.latent else layout.cache(x.k_cache, x.v_cache, options.kv_layout)
+    stored = layout.keys(x.k_cache, options.kv_layout, x.k_scale)
+    cache = KeyValues(stored, stored)
+    if not x.latent:
+        cache = layout.cache(x.k_cache, x.v_cache, options.kv_layout, x.k_scale, x.v_scale)
     if part == "keys":
         new[2], cache = None, cache._replace(value=_unwritten(cache.value))
     q_norm, k_norm = (_norm(weight, options) for weight in (x.q_norm, x.k_norm))

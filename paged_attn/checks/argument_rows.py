@@ -18,7 +18,7 @@ from .axes import MAX_DIM, MAX_WORDS, Axes, Door, check_query_scale
 from .contents import check_attention_contents, check_write_contents
 from .kernel_tensors import BIAS_FOR, BOOL, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME, SCALED
 from .options import boolean, both, choice, integer, number, shard, window
-from .overlap import no_overlap, same_elements, writable
+from .overlap import no_overlap, same_elements, writable, written_scale
 from .page_table import STARTS, admit_page_table
 from .swapped import looks_swapped, warn
 from .user_function import check_score_mod
@@ -205,7 +205,7 @@ def check_write(
     door.cache_scale("k_scale", k_scale, "k_cache", k_cache.dtype)
     read = dict(k=k, v=v, slot_mapping=slot_mapping, k_cache=k_cache, v_cache=v_cache)
     if scales_slots(k_scale):
-        _written_scale("k_scale", k_scale, **read, v_scale=v_scale)
+        written_scale("k_scale", k_scale, **read, v_scale=v_scale)
     if v is None:
         if v_scale is not None:
             raise ValueError("v_scale must be None with v = None, for values are the first dims of keys")
@@ -216,7 +216,7 @@ def check_write(
             no_overlap("v_cache", v_cache, latent and "pass v = None where keys hold their values", k_cache=k_cache)
         door.cache_scale("v_scale", v_scale, "v_cache", v_cache.dtype)
         if scales_slots(v_scale):
-            _written_scale("v_scale", v_scale, **read, k_scale=k_scale)
+            written_scale("v_scale", v_scale, **read, k_scale=k_scale)
     size = door.sizes
     return Axes(
         size["tokens"],
@@ -227,12 +227,6 @@ def check_write(
         page_size=size["page_size"],
         x=size.get("x", 0),
     )
-
-
-def _written_scale(name: str, scale: Any, **others: Any) -> None:
-    """Check a scale by token that a call writes: its numbers lie apart, and apart from all else."""
-    writable(name, scale)
-    no_overlap(name, scale, **others)
 
 
 def check_merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> Axes:

@@ -152,3 +152,9 @@ class _Search:
         reach -= stride * most
         least = max(0, -((reach - target) // stride))
         return any(self.finds(tuple(rest), target - x * stride) for x in range(least, min(most, target // stride) + 1))
+
+
+def written_scale(name: str, scale: Any, **others: Any) -> None:
+    """Check a scale by token that a call writes: its numbers lie apart, and apart from all else."""
+    writable(name, scale)
+    no_overlap(name, scale, **others)

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ..arguments import scales_slots
 from .axes import Axes, Door
 from .contents import check_write_contents
 from .kernel_tensors import FLOAT, FP8, INTEGER, SAME
 from .options import boolean, integer, kind, number, refused
-from .overlap import no_overlap, same_elements, writable
+from .overlap import no_overlap, same_elements, writable, written_scale
 from .page_table import first_true
 
 PACKED = "[tokens, (heads + 2 * kv_heads) * head_dim]"
@@ -67,14 +68,19 @@ def check_projections(given: Projections, options: Rotation) -> Axes:
     _check_rotation(door, given, options, head_dim)
     _check_norms(door, given, options)
     writable("k_cache", given.k_cache)
-    door.scale("k_scale", given.k_scale, "k_cache", given.k_cache.dtype)
+    door.cache_scale("k_scale", given.k_scale, "k_cache", given.k_cache.dtype)
+    read = {name: x for name, x in given._asdict().items() if name not in ("k_scale", "v_scale", "q_out")}
+    if scales_slots(given.k_scale):
+        written_scale("k_scale", given.k_scale, **read, v_scale=given.v_scale)
     if given.latent:
         if given.v_scale is not None:
             raise ValueError("v_scale must be None with v_cache = None, for values are the first dims of keys")
     else:
         writable("v_cache", given.v_cache)
         no_overlap("v_cache", given.v_cache, k_cache=given.k_cache)
-        door.scale("v_scale", given.v_scale, "v_cache", given.v_cache.dtype)
+        door.cache_scale("v_scale", given.v_scale, "v_cache", given.v_cache.dtype)
+        if scales_slots(given.v_scale):
+            written_scale("v_scale", given.v_scale, **read, k_scale=given.k_scale)
     if given.q_out is not None:
         door.tensor(
             "q_out", given.q_out, ("tokens", "heads", last), (dtype, *FP8), "qkv" if given.packed else "q", dtype

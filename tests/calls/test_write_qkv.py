@@ -12,8 +12,8 @@ from torch import Tensor
 from paged_attn import reference, write_kv, write_qkv
 from paged_attn.calls import call_cache
 from tests.calls.test_write_kv import as_bytes, empty_caches
-from tests.support.cases import E4M3, E5M2
-from tests.support.other_calls import check_nearest
+from tests.support.cases import E4M3, E5M2, Case
+from tests.support.other_calls import check_nearest, run_write_qkv
 
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 SLOTS = [9, -1, 0, 14, -(2**40), 7]  # of 5 pages of 3 slots
@@ -178,6 +178,63 @@ def test_without_norm_and_rotation_it_is_write_kv_bit_by_bit(device: str) -> Non
     assert torch.equal(as_bytes(write_qkv(qkv, *caches, slots)), as_bytes(q.contiguous()))
     write_kv(k, v, *theirs, slots)
     assert all(torch.equal(as_bytes(x), as_bytes(y)) for x, y in zip(caches, theirs))
+
+
+def places(dtype: torch.dtype, scale: torch.dtype, layout: str, heads: int, dims: int, device: str) -> tuple[Any, Any]:
+    """(cache, scales by token) of 5 pages of 3 slots, of random bytes."""
+    shape = (5, 3, heads) if layout == "NHD" else (5, heads, 3)
+    cache = torch.randint(0, 100, (*shape, dims), dtype=torch.uint8, device=device).view(dtype)
+    return cache, torch.rand(shape, device=device).to(scale)
+
+
+@pytest.mark.parametrize("scale", [F32, HALF], ids=str)
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", [torch.int8, E4M3, E5M2], ids=str)
+def test_without_norm_and_rotation_scales_by_token_are_those_of_write_kv(
+    dtype: torch.dtype, layout: str, scale: torch.dtype, device: str
+) -> None:
+    """One of the heads is zero, one has a NaN, and two tokens are skipped."""
+    call = Call(rotary_dim=None, norms="", packed=False)
+    q, k, v = heads_of(call, device)
+    k[0, 1], v[2, 0, 3] = 0.0, torch.nan
+    slots = torch.tensor(SLOTS, device=device)
+    mine = [*places(dtype, scale, layout, 2, 32, device), *places(dtype, scale, layout, 2, 32, device)]
+    theirs = [x.clone() for x in mine]
+    for _ in range(2):
+        write_qkv((q, k, v), mine[0], mine[2], slots, kv_layout=layout, k_scale=mine[1], v_scale=mine[3])
+        write_kv(k, v, theirs[0], theirs[2], slots, kv_layout=layout, k_scale=theirs[1], v_scale=theirs[3])
+        assert all(torch.equal(as_bytes(x), as_bytes(y)) for x, y in zip(mine, theirs))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, E4M3], ids=str)
+def test_a_latent_and_its_rotated_part_have_one_scale_by_token(dtype: torch.dtype, device: str) -> None:
+    q, k_rope = (torch.randn(6, heads, 16, device=device).to(BF16) for heads in (6, 1))
+    latent = torch.randn(6, 1, 48, device=device).to(BF16)
+    k_rope[0] *= 9  # the largest number of token 0 lies there
+    slots = torch.tensor(SLOTS, device=device)
+    cache, scale = places(dtype, F32, "NHD", 1, 64, device)
+    theirs, of_theirs = cache.clone(), scale.clone()
+    write_qkv((q, latent, k_rope), cache, None, slots, k_scale=scale)
+    write_kv(torch.cat([latent, k_rope], 2), None, theirs, None, slots, k_scale=of_theirs)
+    assert torch.equal(as_bytes(cache), as_bytes(theirs))
+    assert torch.equal(scale, of_theirs)
+
+
+BY_TOKEN: dict[str, dict[str, Any]] = {
+    "int8": dict(cache_dtype=torch.int8),
+    "e4m3, HND, float16": dict(cache_dtype=E4M3, layout="HND", scales="per_token, float16"),
+    "x-packed e5m2": dict(cache_dtype=E5M2, layout="x", head_dim=64),
+    "latents": dict(cache_dtype=torch.int8, latent=True, kv_heads=1, head_dim=96, value_dim=64),
+    "int8, one scale": dict(cache_dtype=torch.int8, scales="float"),
+    "int8, by head": dict(cache_dtype=torch.int8, scales="per_head"),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", BY_TOKEN)
+def test_normed_and_rotated_heads_have_the_scales_of_the_reference(name: str, seed: int, device: str) -> None:
+    sizes: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=32, page_size=4, dtype=BF16, scales="per_token")
+    run_write_qkv(Case(name, (3, 1, 9), (20, 7, 9), **sizes | BY_TOKEN[name], seed=seed), device)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of infinity times 0 in the interpreter

@@ -84,6 +84,24 @@ def test_inductor_writes_the_caches_where_they_lie(
     assert inputs["v_cache"].any()
 
 
+@pytest.mark.parametrize("how", ["apart", "halves"])
+def test_a_graph_writes_scales_by_token(how: str, device: str) -> None:
+    """Of caches apart, and of halves of one buffer, which two operators write."""
+    theirs, inputs = (inputs_of("apart", device) for _ in range(2))
+    for given in (theirs, inputs):
+        shape = given["k_cache"].shape
+        both = torch.zeros(2, *shape, dtype=torch.int8, device=device)
+        given["k_cache"], given["v_cache"] = both if how == "halves" else (both[0].clone(), both[1].clone())
+        given["k_scale"], given["v_scale"] = torch.zeros(2, *shape[:3], device=device).unbind()
+        given["k_scale"], given["v_scale"] = given["k_scale"].clone(), given["v_scale"].clone()
+    want = write_qkv(**theirs)
+    got = torch.compile(write_qkv, backend="aot_eager", fullgraph=True)(**inputs)
+    assert torch.equal(got, want)
+    written = ("k_cache", "v_cache", "k_scale", "v_scale")
+    assert all(torch.equal(inputs[x], theirs[x]) for x in written)
+    assert all(inputs[x].any() for x in written)
+
+
 def test_a_graph_rotates_queries_in_place(device: str) -> None:
     def layer(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
         return write_qkv((q, k, v), **given, q_out=q)

@@ -91,8 +91,6 @@ def run_write_qkv(case: Case, device: str = "cpu") -> None:
     width, value_width = case.head_dim - (case.value_width if case.latent else 0), case.value_width
     if not tokens or not width:  # latents without a part that is rotated
         return
-    if case.scales.startswith("per_token") and is_scaled(case.dtype_of_cache):  # write_qkv takes no scales by token
-        return
     heads, kv_heads, dtype = case.heads, case.kv_heads, _dtype_of_new(case)
     gap = 3 if case.strided else 0
 
@@ -112,6 +110,9 @@ def run_write_qkv(case: Case, device: str = "cpu") -> None:
     if out is not None:
         given |= dict(q_out=normal(tokens, heads, width + gap).to(out)[..., :width], q_scale=draw.choice([0.02, 1.5]))
     v_cache = None if case.latent else caches["v_cache"]
+    if any(isinstance(x, Tensor) and x.ndim == 3 for x in (given.get("k_scale"), given.get("v_scale"))):
+        _check_scales_of_qkv(case, qkv, caches, v_cache, given)
+        return
     exact = {name: torch.full_like(cache, torch.nan, dtype=torch.float64) for name, cache in caches.items()}
     before = {name: bits(cache).clone() for name, cache in caches.items()}
     plain = {name: x for name, x in given.items() if name != "q_out"}
@@ -124,6 +125,33 @@ def run_write_qkv(case: Case, device: str = "cpu") -> None:
         assert same.all(-1)[~at].all(), f"{case.name}: {name} changed where nothing was to be written"
         largest = exact[name].nan_to_num().abs().max()
         check_nearest(f"{case.name}: {name}", cache[at], exact[name][at], largest)
+
+
+def _check_scales_of_qkv(
+    case: Case, qkv: Any, caches: dict[str, Tensor], v_cache: Tensor | None, given: dict[str, Any]
+) -> None:
+    """Scales by token and what is read by them: as the reference's up to float32 errors and one rounding."""
+    scales = {name: given[name] for name in ("k_scale", "v_scale") if getattr(given.get(name), "ndim", 0) == 3}
+    tensors = caches | scales
+    wanted = {name: x.clone() for name, x in tensors.items()}
+    before = {name: bits(x).clone() for name, x in tensors.items()}
+    options = {name: x for name, x in given.items() if name not in ("q_out", *scales)}
+    other = None if v_cache is None else wanted["v_cache"]
+    want = reference.write_qkv(qkv, wanted["k_cache"], other, **options, **{name: wanted[name] for name in scales})
+    got = paged_attn.write_qkv(qkv, caches["k_cache"], v_cache, **given, check=case.check or None)
+    check_nearest(f"{case.name}: queries", got, want)
+    for name, x in scales.items():
+        torch.testing.assert_close(
+            x, wanted[name], rtol=2.0**-10 if x.dtype == torch.float16 else 2.0**-18, atol=1e-7, equal_nan=True
+        )
+        cache = f"{name[0]}_cache"
+        same = _bytes(bits(wanted[cache])) == _bytes(before[cache])
+        assert (_bytes(bits(caches[cache])) == _bytes(before[cache]))[same.all(-1)].all(), f"{case.name}: {cache}"
+        off = (caches[cache].double() - wanted[cache].double()).abs()
+        step = 1.0 if caches[cache].dtype == torch.int8 else 2.0**-2 * wanted[cache].double().abs() + 2.0**-6
+        off = off.nan_to_num()
+        assert not (off > step).any(), f"{case.name}: {cache} is {float(off.max())} off"
+        assert int((off > 0).sum()) <= 2 + off.numel() / 100, f"{case.name}: {cache} is often rounded otherwise"
 
 
 def _turned(draw: random.Random, normal: Callable[..., Tensor], tokens: int, width: int) -> dict[str, Any]:

@@ -308,8 +308,8 @@ def _write(cache_dtype: torch.dtype, layout: str, scales: str = "none") -> None:
     paged_attn.write_kv(k, k, inputs["k_cache"], inputs["v_cache"], torch.arange(4), **scales)
 
 
-def _write_qkv(cache_dtype: torch.dtype, layout: str, interleaved: bool) -> None:
-    sizes = dict(query_lens=(4,), seq_lens=(4,), heads=32, kv_heads=8, head_dim=128)
+def _write_qkv(cache_dtype: torch.dtype, layout: str, interleaved: bool, scales_of: str = "none") -> None:
+    sizes = dict(query_lens=(4,), seq_lens=(4,), heads=32, kv_heads=8, head_dim=128, scales=scales_of)
     inputs = build(Case("write", **sizes, dtype=torch.bfloat16, cache_dtype=cache_dtype, layout=layout))
     qkv, weight = torch.zeros(4, 48 * 128, dtype=torch.bfloat16), torch.ones(128, dtype=torch.bfloat16)
     scales = {name: inputs[name] for name in ("k_scale", "v_scale") if name in inputs}
@@ -345,6 +345,8 @@ def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
     found["write packed e5m2"] = functools.partial(_write, E5M2, "x")
     found["write qkv"] = functools.partial(_write_qkv, torch.bfloat16, "NHD", False)
     found["write qkv pairs packed e4m3"] = functools.partial(_write_qkv, E4M3, "x", True)
+    found["write qkv int8 by token"] = functools.partial(_write_qkv, INT8, "NHD", False, "per_token")
+    found["write qkv pairs e4m3 by token"] = functools.partial(_write_qkv, E4M3, "HND", True, "per_token, float16")
     found["merge"] = _merge
     found["moved pages"] = functools.partial(_moved, 128)
     found["moved rows"] = functools.partial(_moved, 136)

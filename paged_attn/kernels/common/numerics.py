@@ -257,11 +257,29 @@ def scales_by_row(x, FP8: tl.constexpr, of: tl.constexpr):
 
     float16 saturates.  NaN if a row has a NaN or an infinity.
     """
-    most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)  # integers order magnitudes, with NaN behind infinity
+    return scale_of_magnitude(magnitude_of_row(x), FP8, of)
+
+
+@triton.jit
+def magnitude_of_row(x):
+    """Largest magnitudes of rows x [H, D] in float32, as int32 words [H], which have NaN behind infinity."""
+    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+
+
+@triton.jit
+def scale_of_magnitude(most, FP8: tl.constexpr, of: tl.constexpr):
+    """Scales [H] of rows with these magnitudes, as `scales_by_row` has them."""
     scale = tl.div_rn(most.to(tl.float32, bitcast=True), tl.zeros_like(most).to(tl.float32) + largest(FP8))
     if of == tl.float16:
         scale = tl.minimum(scale, 65504.0)
     return tl.where(most < 0x7F800000, scale, float("nan")).to(of)
+
+
+@triton.jit
+def over_scale(x, scale):
+    """Rows x [H, N] in float32 over their scales [H]; zeros beside a scale of 0 or NaN."""
+    scale = scale.to(tl.float32)[:, None]
+    return tl.div_rn(tl.where(scale > 0, x, 0.0), tl.broadcast_to(tl.where(scale > 0, scale, 1.0), x.shape))
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..common.numerics import decode, encode, scale_of, scales_by_row
+from ..common.numerics import decode, encode, over_scale, scale_of, scales_by_row
 from ..common.output import MAX_HEADS_OF_NARROW_ROWS
 
 
@@ -25,8 +25,7 @@ def store_heads(
         by_slot = scales_by_row(x, kv.FP8, kv.scale_ptr.dtype.element_ty)
         to = kv.scale_ptr + page * kv.scale_stride_page + slot * kv.scale_stride_slot
         tl.store(to + kv_head.to(tl.int64) * kv.scale_stride_head, by_slot, mask=kv_head < KV_HEADS)
-        scale = by_slot.to(tl.float32)[:, None]
-        x = tl.div_rn(tl.where(scale > 0, x, 0.0), tl.broadcast_to(tl.where(scale > 0, scale, 1.0), x.shape))
+        x = over_scale(x, by_slot)
     elif kv.FP8 > 0:
         scale = tl.zeros_like(kv_head).to(tl.float32) + scale_of(number, ptr, stride, tl.minimum(kv_head, KV_HEADS - 1))
         x = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))  # on a GPU `/` may round up to a tie

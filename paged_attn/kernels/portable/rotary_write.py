@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..common.numerics import decode, encode, in_parts, quotient, scale_of, together
+from ..common.numerics import (
+    decode,
+    encode,
+    in_parts,
+    magnitude_of_row,
+    over_scale,
+    quotient,
+    scale_of,
+    scale_of_magnitude,
+    together,
+)
 from ..common.output import MAX_HEADS_OF_NARROW_ROWS
 
 
@@ -148,6 +158,30 @@ def store_queries(out, runs, token, head, scales, H: tl.constexpr):
 
 
 @triton.jit
+def store_scales(kv, runs, page, slot, head, H: tl.constexpr):
+    """Compute scales [H] of heads, a tuple of runs [H, N], and store them into the token's slot."""
+    most = magnitude_of_row(runs[0])
+    for i in tl.static_range(1, len(runs)):
+        most = tl.maximum(most, magnitude_of_row(runs[i]))
+    scale = scale_of_magnitude(most, kv.FP8, kv.scale_ptr.dtype.element_ty)
+    to = kv.scale_ptr + page * kv.scale_stride_page + slot * kv.scale_stride_slot
+    tl.store(to + head.to(tl.int64) * kv.scale_stride_head, scale, mask=head < H.HEADS)
+    return scale
+
+
+@triton.jit
+def store_scaled(kv, runs, of_slot, page, slot, head, H: tl.constexpr):
+    """Store keys or values [H, D] of one token, over their scales [H], into its slot."""
+    target = kv.ptr + page * kv.stride_page + slot * kv.stride_slot + (head.to(tl.int64) * kv.stride_head)[:, None]
+    for i in tl.static_range(len(H.SIZES)):
+        dim, inside = dims_of(H, i)
+        dim += H.AT
+        at = target + (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
+        x = encode(over_scale(runs[i], of_slot), kv.FP8, kv.ptr.dtype.element_ty)
+        tl.store(at, x, mask=(head < H.HEADS)[:, None] & inside[None, :])
+
+
+@triton.jit
 def store_new(kv, runs, page, slot, head, number, ptr, stride, H: tl.constexpr):
     """Store keys or values [H, D] of one token into its slot."""
     target = kv.ptr + page * kv.stride_page + slot * kv.stride_slot + (head.to(tl.int64) * kv.stride_head)[:, None]
@@ -180,10 +214,22 @@ def write_new(
     if at >= 0:
         page, slot = at // PAGE, at % PAGE
         keys = rotated(normed(keys, key_norm, head, K), angles, T)
-        store_new(cache.key, keys, page, slot, head, scales.key, scales.key_ptr, scales.key_stride, K)
         if cache.value.ptr is not None:
             values = normed(values, value_norm, head, V)
-            store_new(cache.value, values, page, slot, head, scales.value, scales.value_ptr, scales.value_stride, V)
+        if cache.key.SCALED:
+            whole = keys + values if K.AT > 0 else keys  # a latent and its rotated part have one scale
+            of_keys = store_scales(cache.key, whole, page, slot, head, K)
+            store_scaled(cache.key, keys, of_keys, page, slot, head, K)
+            if K.AT > 0:
+                store_scaled(cache.value, values, of_keys, page, slot, head, V)
+        else:
+            store_new(cache.key, keys, page, slot, head, scales.key, scales.key_ptr, scales.key_stride, K)
+        if cache.value.ptr is not None:
+            if not cache.value.SCALED:
+                store_new(cache.value, values, page, slot, head, scales.value, scales.value_ptr, scales.value_stride, V)
+            elif K.AT == 0:
+                of_values = store_scales(cache.value, values, page, slot, head, V)
+                store_scaled(cache.value, values, of_values, page, slot, head, V)
 
 
 @triton.jit
