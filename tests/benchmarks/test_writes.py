@@ -16,10 +16,11 @@ from benchmarks.writes import BF16, E4M3, Write
 
 
 def test_the_cases_and_their_bytes() -> None:
-    assert {(case.tokens, case.cache) for case in writes.CASES} == {(n, x) for n in writes.TOKENS for x in (BF16, E4M3)}
+    assert {tuple(case) for case in writes.CASES} == {(n, *cache) for n in writes.TOKENS for cache in writes.CACHES}
     ids, angles = 16, 512
     assert Write(1, BF16).bytes == 2 * (48 + 32 + 16) * 128 + ids + angles
     assert Write(64, E4M3).bytes == 64 * (2 * (48 + 32) * 128 + 16 * 128 + ids + angles)
+    assert Write(64, torch.int8, True).bytes == Write(64, E4M3).bytes + 64 * 16 * 4
 
 
 def wrong(*args: Any) -> Any:
@@ -31,7 +32,7 @@ def wrong(*args: Any) -> Any:
 def test_a_run_compares_and_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(writes, "CASES", (Write(2, BF16), Write(18, E4M3)) * 2)  # of which --quick has one of four
+    monkeypatch.setattr(writes, "CASES", (Write(2, BF16), Write(18, E4M3), Write(18, torch.int8, True), Write(2, E4M3)))  # of which --quick has one of four
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setitem(writes.PEERS, "wrong", wrong)
     bench.main(["writes", "--quick", "--output", str(tmp_path)])
