@@ -66,29 +66,17 @@ def test_layers_of_another_kind_are_refused_by_name(options: dict[str, Any], wor
         made.implementation(**options)
 
 
-@pytest.mark.parametrize("name, what", [("dcp_world_size", "decode"), ("pcp_world_size", "prefill")])
-def test_context_parallelism_is_refused_by_name(name: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_context_parallelism_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     made_first = AttentionImpl.__new__
 
     def new(cls: type, *args: Any, **keywords: Any) -> Any:
         impl = made_first(cls)
-        setattr(impl, name, 2)
+        impl.pcp_world_size = 2
         return impl
 
     monkeypatch.setattr(AttentionImpl, "__new__", new)
-    with pytest.raises(NotImplementedError, match=f"{what} context parallelism"):
+    with pytest.raises(NotImplementedError, match="prefill context parallelism"):
         made.implementation()
-
-
-@pytest.mark.parametrize(
-    "others, word",
-    [
-        ({"dcp_local_seq_lens": torch.tensor([3, 3, 3])}, "decode context parallelism"),
-    ],
-)
-def test_batches_of_another_kind_are_refused_by_name(others: dict[str, Any], word: str) -> None:
-    with pytest.raises(NotImplementedError, match=word):
-        made.build(made.batch(made.DECODE, **others))
 
 
 def test_values_of_another_size_and_block_scales_are_refused_by_name() -> None:

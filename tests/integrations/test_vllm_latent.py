@@ -211,9 +211,6 @@ def test_caches_and_batches_that_are_not_known_are_refused_by_name(monkeypatch: 
     metadata.causal = False
     with pytest.raises(NotImplementedError, match="without causality"):
         model.impl.forward_mqa(queries(3), made.cache(), metadata, LAYER)
-    model.impl.dcp_world_size = 2
-    with pytest.raises(NotImplementedError, match="dcp_world_size > 1"):
-        model.impl.forward_mqa(queries(3), made.cache(), metadata, LAYER)
 
 
 @pytest.fixture

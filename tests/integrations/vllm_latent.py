@@ -26,10 +26,12 @@ DIMS: dict[str, Any] = dict(
 class Model:
     """One layer's matrices, and what a frame asks of the layer and of the config."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, drafts: int = 0, dtype: str = "auto") -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, drafts: int = 0, dtype: str = "auto", parallel: Any = None
+    ) -> None:
         rng = torch.Generator().manual_seed(0)
         self.weight = torch.randn(HEADS * (NOPE + VALUE), RANK, generator=rng) / RANK**0.5
-        parallel = SimpleNamespace(
+        parallel = parallel or SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1, cp_kv_cache_interleave_size=1,
             tensor_parallel_size=1,
         )  # fmt: skip
@@ -54,9 +56,16 @@ class Model:
             HEADS, RANK + ROPE, SCALE, 1, None, None, dtype, None, "decoder", None, **DIMS, qk_head_dim=NOPE + ROPE,
             kv_b_proj=self.expand,
         )  # fmt: skip
-        self.impl.dcp_world_size = 1  # as vLLM 0.26 sets it before the first step
+        world = parallel.decode_context_parallel_size
+        self.impl.dcp_world_size = world  # as vLLM 0.26 sets it before the first step
+        manager = getattr(frame, "MLADCPManager", None)  # of vLLM's collectives, from about 0.33 on
+        if manager is not None:
+            monkeypatch.setattr(manager, "init_kv_gather", lambda *_: None)
+            manager = manager.__new__(manager)
         backend = Prefill(HEADS, SCALE, RANK, NOPE, ROPE, VALUE, config)  # type: ignore[arg-type]
-        layer = SimpleNamespace(prefill_backend=backend, _prefill_backend=backend, **DIMS, num_heads=HEADS)
+        layer = SimpleNamespace(
+            prefill_backend=backend, _prefill_backend=backend, **DIMS, num_heads=HEADS, dcp_manager=manager
+        )  # fmt: skip
         config.compilation_config = SimpleNamespace(static_forward_context={"layer": layer})
         monkeypatch.setattr(
             frame, "get_num_attention_heads_from_layers", lambda *_: HEADS, raising=False
@@ -72,9 +81,9 @@ class Model:
         keys = self.weight.view(HEADS, NOPE + VALUE, RANK)[:, :NOPE]
         return torch.einsum("thn,hnr->thr", q[..., :NOPE], keys), q[..., NOPE:]
 
-    def build(self, lengths: list[tuple[int, int]]) -> tuple[Any, Any]:
-        """(vLLM's batch, its builder's metadata)."""
-        made = batch(lengths)
+    def build(self, lengths: list[tuple[int, int]], given: Any = None) -> tuple[Any, Any]:
+        """(vLLM's batch, its builder's metadata); given: the batch, in place of one of these lengths."""
+        made = given or batch(lengths)
         made.seq_lens_cpu_upper_bound = made.seq_lens
         made._seq_lens_cpu = made.seq_lens  # type: ignore[attr-defined]
         return made, self.builder.build(0, made)

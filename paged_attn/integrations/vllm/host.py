@@ -15,16 +15,13 @@ FORWARD_MQA = ("self", "q", "kv_c_and_k_pe_cache", "attn_metadata", "layer")
 BUILD = ("self", "common_prefix_len", "common_attn_metadata", "fast_build")
 NEEDED = ("num_actual_tokens", "max_query_len", "max_seq_len", "query_start_loc", "seq_lens", "block_table_tensor",
           "slot_mapping", "causal")  # fmt: skip
-# Fields of a batch that would change its attention, refused if set -> name of the feature.
-REFUSED = {
-    "dcp_local_seq_lens": "decode context parallelism",
-}
 # Optional fields of a batch that are served.  For attention to encoders vLLM puts encoder_seq_lens into seq_lens.
 SERVED = ("mm_req_doc_ranges", "rswa_prefix_lens", "encoder_seq_lens")
-# IGNORED: fields of a batch on which this attention does not depend.
+# IGNORED: fields of a batch on which this attention does not depend.  Keys over ranks are counted from whole lengths.
 IGNORED = ("query_start_loc_cpu", "num_reqs", "logits_indices_padded", "num_logits_indices", "max_logits_per_req",
-           "encoder_seq_lens_cpu", "dcp_local_seq_lens_cpu", "dcp_local_seq_lens_cpu_upper_bound", "positions",
-           "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx", "replayssm_decode_base_cpu")  # fmt: skip
+           "encoder_seq_lens_cpu", "dcp_local_seq_lens", "dcp_local_seq_lens_cpu", "positions", "is_prefilling",
+           "dcp_local_seq_lens_cpu_upper_bound", "seq_lens_cpu_upper_bound", "req_idx",
+           "replayssm_decode_base_cpu")  # fmt: skip
 
 
 PAGE = 8  # page sizes are multiples of so many tokens, for Hopper's kernels
@@ -66,7 +63,7 @@ def check(impl: type, builder: type, batch: type) -> tuple[str, ...]:
     fields = {f.name for f in dataclasses.fields(batch)}
     if missing := [name for name in NEEDED if name not in fields]:
         raise RuntimeError(f"paged_attn does not know {_version()}: its {batch.__name__} has no {', '.join(missing)}")
-    unknown = fields.difference(NEEDED, SERVED, IGNORED, REFUSED)
+    unknown = fields.difference(NEEDED, SERVED, IGNORED)
     return tuple(sorted(name for name in unknown if not name.startswith("_")))
 
 
@@ -83,13 +80,23 @@ def implemented(backend: type) -> None:
 
 def refuse(batch: Any, unknown: tuple[str, ...]) -> None:
     """Raises NotImplementedError naming a field that the batch sets and this library does not know."""
-    for name, what in REFUSED.items():
-        if getattr(batch, name, None) is not None:
-            raise NotImplementedError(f"paged_attn does not know {what}, which {name} of vLLM's batch asks for")
     for name in unknown:
         value, default = getattr(batch, name), type(batch).__dataclass_fields__[name].default
         if value is not None and value is not default:
             raise NotImplementedError(f"paged_attn does not know {name} of vLLM's batch")
+
+
+def shard_of(config: Any, spec: Any) -> tuple[int, int, int] | None:
+    """(rank, world, stripe) where decode context parallelism divides the keys of a cache among ranks; else None."""
+    from vllm.distributed.parallel_state import get_dcp_group
+
+    try:
+        group = get_dcp_group()
+    except AssertionError:  # vLLM has made no groups
+        return None
+    if group.world_size == 1 or not getattr(spec, "dcp_sharded", True):  # every rank has all keys of some drafts
+        return None
+    return group.rank_in_group, group.world_size, config.parallel_config.cp_kv_cache_interleave_size
 
 
 def _parameters(function: Callable[..., Any], known: tuple[str, ...]) -> None:

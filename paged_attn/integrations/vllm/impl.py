@@ -10,7 +10,8 @@ from vllm import envs
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from paged_attn import paged_attention, write_kv
+from paged_attn import distributed, paged_attention, write_kv
+from paged_attn.distributed import groups
 
 from ..score_mods import alibi_sqrt
 from .metadata import Metadata
@@ -28,7 +29,10 @@ SERVED = (AttentionType.DECODER, AttentionType.ENCODER_DECODER, *ENCODERS)
 class Impl(AttentionImpl):
     """Attention of a layer, without weights; vLLM calls it between the layer's projections."""
 
-    supports_dcp: ClassVar[bool] = False
+    # Decode context parallelism.  Positions of whole sequences serve drafts over stripes of any size.
+    supports_dcp: ClassVar[bool] = True
+    can_return_lse_for_decode: ClassVar[bool] = True
+    supports_mtp_with_cp_non_trivial_interleave_size: ClassVar[bool] = True
     supports_pcp: ClassVar[bool] = False
 
     def __init__(
@@ -54,9 +58,8 @@ class Impl(AttentionImpl):
         for name, value in others.items():
             if value is not None and value != NEUTRAL.get(name):
                 raise NotImplementedError(f"paged_attn does not know {name} = {value} of vLLM's attention layers")
-        for name, what in (("dcp_world_size", "decode"), ("pcp_world_size", "prefill")):
-            if getattr(self, name, 1) > 1:
-                raise NotImplementedError(f"paged_attn does not know {what} context parallelism, {name} > 1")
+        if getattr(self, "pcp_world_size", 1) > 1:
+            raise NotImplementedError("paged_attn does not know prefill context parallelism, pcp_world_size > 1")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.head_size_v = head_size
         self.num_kv_heads = num_kv_heads or num_heads
@@ -72,14 +75,27 @@ class Impl(AttentionImpl):
         self.encodes = attn_type in ENCODERS
         if self.encodes and self.batch_invariant:
             raise NotImplementedError("paged_attn does not know VLLM_BATCH_INVARIANT of encoders, which have no cache")
+        self.ranks = getattr(self, "dcp_world_size", 1)  # that share the keys of one KV head
+        if self.ranks > 1:
+            self._check_ranks()
         self.fp8 = None if self.encodes else fp8_of(kv_cache_dtype)
         self.tail = 0 if self.encodes else tail_of(kv_cache_dtype)
         # vLLM quantises queries to e4m3 only.
         quantises = kv_cache_dtype in ("fp8", "fp8_e4m3") and not self.encodes
         self.supports_quant_query_input = current_platform.is_cuda() and quantises
+        self._all_slopes: Tensor | None = None
         self._seen: Tensor | None = None
         self._caches: tuple[Tensor, Tensor] | None = None
         self._slot_scales: tuple[Tensor, Tensor] | None = None
+
+    def _check_ranks(self) -> None:
+        for wrong, what in (
+            (self.num_kv_heads > 1, "more than one KV head on a rank"),
+            (self.attn_type == AttentionType.ENCODER_DECODER, "attention to an encoder's keys"),
+            (self.batch_invariant, "VLLM_BATCH_INVARIANT"),
+        ):
+            if wrong and not self.encodes:
+                raise NotImplementedError(f"paged_attn does not know decode context parallelism of {what}")
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
@@ -122,20 +138,23 @@ class Impl(AttentionImpl):
         heads, dim = self.num_heads, self.head_size
         q = query if query.ndim == 3 else query.view(-1, heads, dim)
         out = output if output.ndim == 3 else output.view(-1, heads, self.head_size_v)
-        slopes = self.alibi_slopes
-        if slopes is not None and slopes.device != q.device:
-            slopes = self.alibi_slopes = slopes.to(q.device)
         m = attn_metadata
+        group = None if m.shard is None or self.encodes else group_of_keys()
         window = self.sliding_window if m.window is None else m.window
         positions = m.query_positions
         if positions is not None and len(positions) < len(q):  # padding may have any position
             positions = torch.nn.functional.pad(positions, (0, len(q) - len(positions)))
-        if slopes is not None:
-            own |= self._slopes(slopes, m)
+        if self.alibi_slopes is not None:
+            own |= self._slopes(self._slopes_of(q.device, group), m)
         # A causal window ends at the query: 0 keys ahead.  With spans it is open (-1): causality hides later keys, and
         # spans show some of them.
         ahead = 0 if m.spans is None else -1
-        paged_attention(
+        attend: Any = paged_attention
+        if group is None:
+            own |= {"sinks": self.sinks, "out_scale": output_scale, "batch_invariant": self.batch_invariant}
+        else:
+            attend, own = distributed.paged_attention, own | self._over_ranks(group, m.shard, output_scale)
+        attend(
             q, k_cache, v_cache, m.block_table, m.seq_lens, m.query_start_loc,
             kv_layout="HND",
             max_seqlen_q=m.max_query_len,
@@ -149,15 +168,31 @@ class Impl(AttentionImpl):
             spans=m.spans,
             clip_spans=m.spans is not None and bool(getattr(layer, "mm_prefix_clamp_sliding_window", False)),
             softcap=self.logits_soft_cap,
-            sinks=self.sinks,
             q_scale=layer._q_scale if q.dtype.itemsize == 1 else None,
             out=out,
-            out_scale=output_scale,
-            batch_invariant=self.batch_invariant,
             **own,
             **self._scales(layer),
         )  # fmt: skip
         return output
+
+    def _over_ranks(self, group: Any, shard: Any, output_scale: Tensor | None) -> dict[str, Any]:
+        """Keywords of distributed.paged_attention: a rank has queries of its own heads, and gets their results."""
+        if output_scale is not None:
+            raise NotImplementedError("paged_attn does not quantise results of decode context parallelism")
+        _, world, stripe = shard
+        sinks = None if self.sinks is None else self.sinks.repeat(world)  # only those of a rank's own heads are read
+        return {"group": group, "stripe": stripe, "q_heads": "own", "sinks": sinks}
+
+    def _slopes_of(self, device: torch.device, group: Any) -> Tensor:
+        """Slopes on the device: of this rank's heads, or with a group of all ranks' heads, gathered once."""
+        assert self.alibi_slopes is not None
+        if self.alibi_slopes.device != device:
+            self.alibi_slopes = self.alibi_slopes.to(device)
+        if group is None:
+            return self.alibi_slopes
+        if self._all_slopes is None:
+            self._all_slopes = groups.gather(self.alibi_slopes, group).flatten()
+        return self._all_slopes
 
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [blocks, kv_heads, block, head_size] and values [..., head_size_v], views of the cache, made once.
@@ -201,7 +236,14 @@ class Impl(AttentionImpl):
         """Whether vLLM may fuse quantisation into attention: results as e4m3 with one scale."""
         from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
 
-        return bool(quant_key == kFp8StaticTensorSym)
+        return bool(quant_key == kFp8StaticTensorSym) and self.ranks == 1  # results of ranks are joined in 32 bits
+
+
+def group_of_keys() -> Any:
+    """The process group of ranks that share the keys of one KV head."""
+    from vllm.distributed.parallel_state import get_dcp_group
+
+    return get_dcp_group().device_group
 
 
 def fp8_of(kv_cache_dtype: str) -> torch.dtype | None:

@@ -31,6 +31,7 @@ class Decodes(frame.MLACommonDecodeMetadata):
 
     query_start_loc: Tensor | None = None  # [seqs + 1] int32; None: one query token each
     max_query_len: int = 1
+    shard: tuple[int, int, int] | None = None  # (rank, world, stripe): keys over ranks
 
 
 class Builder(frame.MLACommonMetadataBuilder):
@@ -40,30 +41,37 @@ class Builder(frame.MLACommonMetadataBuilder):
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any, **more: Any) -> None:
+        self.shard = host.shard_of(vllm_config, kv_cache_spec)
+        # Causal decodes of several query tokens need no keys of other ranks: positions are of whole sequences.
+        more = {"supports_dcp_with_varlen": True} | more
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, **more)
         most = self.reorder_batch_threshold or 1
-        make_ready(
-            kv_cache_spec, layer_names, vllm_config, device, lambda layer, steps, *_: of_latents(layer, steps, most)
-        )
+
+        def served(layer: Any, steps: Any, *_: Any) -> Any:
+            return of_latents(layer, steps, most, self.shard)
+
+        make_ready(kv_cache_spec, layer_names, vllm_config, device, served)
 
     def _build_decode(self, **given: Any) -> Decodes:
         most = self.reorder_batch_threshold or 1
         starts = given["query_start_loc_device"] if most > 1 else None
         total = given["dcp_tot_seq_lens_device"]
-        return Decodes(given["block_table_tensor"], given["seq_lens_device"], total, starts, most)
+        return Decodes(given["block_table_tensor"], given["seq_lens_device"], total, starts, most, self.shard)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         """Metadata for a capture, with bounds that hold at each replay."""
         made = super().build_for_cudagraph_capture(common_attn_metadata)
-        made.max_seq_len = max(made.max_seq_len, self.vllm_config.model_config.max_model_len)
+        world = 1 if self.shard is None else self.shard[1]  # max_seq_len counts the keys of one rank
+        made.max_seq_len = max(made.max_seq_len, -(-self.vllm_config.model_config.max_model_len // world))
         return made
 
 
 class Impl(frame.MLACommonImpl):
     """Decodes of a layer; vLLM's frame calls it between the products with each head's matrices."""
 
-    can_return_lse_for_decode: bool = False
-    supports_dcp: bool = False
+    can_return_lse_for_decode: bool = True
+    supports_dcp: bool = True
+    supports_mtp_with_cp_non_trivial_interleave_size: bool = True
     supports_pcp: bool = False
 
     def __init__(
@@ -126,24 +134,30 @@ class Impl(frame.MLACommonImpl):
 
     def forward_mqa(
         self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
-    ) -> tuple[Tensor, None]:
-        """Attend from q [tokens, heads, rank + rope], or its two parts, to latents -> [tokens, heads, rank]."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from q [tokens, heads, rank + rope], or its two parts, to latents -> [tokens, heads, rank].
+
+        With keys over ranks, q has the heads of all ranks, and the second result is the log-sum-exp [tokens, heads]
+        over this rank's keys, by which vLLM joins the ranks.
+        """
         decode = attn_metadata.decode
-        if self.dcp_world_size > 1:  # vLLM 0.26 sets dcp_world_size after the constructor
-            raise NotImplementedError("paged_attn does not know decode context parallelism, dcp_world_size > 1")
         if not getattr(attn_metadata, "causal", True):
             raise NotImplementedError("paged_attn does not know latent attention without causality in vLLM")
         keys, values = self.caches(kv_c_and_k_pe_cache)
+        lens, bound, over = decode.seq_lens, attn_metadata.max_seq_len, {}
+        if decode.shard is not None:  # vLLM's lengths are then those of a rank's keys
+            lens, bound = decode.dcp_tot_seq_lens, bound * decode.shard[1]
+            over = {"shard": decode.shard, "return_lse": True}
         out = paged_attention(
             torch.cat(q, dim=-1) if isinstance(q, tuple) else q, keys, values,
-            decode.block_table, decode.seq_lens, decode.query_start_loc,
+            decode.block_table, lens, decode.query_start_loc,
             max_seqlen_q=decode.max_query_len,
-            max_seqlen_k=-(-attn_metadata.max_seq_len // BUCKET) * BUCKET,
+            max_seqlen_k=-(-bound // BUCKET) * BUCKET,
             softmax_scale=self.scale,
+            **over,
             **self._scales(layer._k_scale),
         )  # fmt: skip
-        assert isinstance(out, Tensor)
-        return out, None
+        return (out, None) if isinstance(out, Tensor) else out
 
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [blocks, block, 1, rank + rope] and values, the first rank dims: views of the cache without axis 2."""

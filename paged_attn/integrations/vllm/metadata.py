@@ -44,6 +44,7 @@ class Metadata(AttentionMetadata):
     window: int | None = None
     prefix_lens: Tensor | None = None  # [seqs]
     query_positions: Tensor | None = None  # [tokens]
+    shard: tuple[int, int, int] | None = None  # (rank, world, stripe), keys over ranks; lengths are of whole sequences
     split: bool = False  # each of vLLM's sequences is split into two: queries in its prompt, and later ones
 
 
@@ -59,6 +60,12 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         self.prompts = prompts_of(vllm_config, device)
         if self.prompts is not None:  # each step copies its prompt lengths, which an update leaves out
             self.supports_draft_decode_metadata_update = False
+        self.shard = host.shard_of(vllm_config, kv_cache_spec)
+        if self.shard is not None:
+            chunked = getattr(kv_cache_spec, "attention_chunk_size", None) is not None
+            if chunked or self.prompts is not None:
+                what = "chunked layers" if chunked else "R-SWA"
+                raise NotImplementedError(f"paged_attn does not know decode context parallelism of {what}")
         make_ready(kv_cache_spec, layer_names, vllm_config, device, of_layer)
 
     @classmethod
@@ -76,7 +83,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         bound = -(-int(c.max_seq_len) // BUCKET) * BUCKET  # int(): with chunks, vLLM's bounds are numpy's
         made = Metadata(
             c.num_actual_tokens, int(c.max_query_len), bound, c.query_start_loc, c.seq_lens, c.block_table_tensor,
-            c.slot_mapping, c.causal, _spans(c),
+            c.slot_mapping, c.causal, _spans(c), shard=self.shard,
         )  # fmt: skip
         if self.prompts is None:
             return made

@@ -15,6 +15,7 @@ from paged_attn.preparation.model import Model
 from paged_attn.preparation.score_mod_ref import named
 
 from ..score_mods import alibi_sqrt
+from . import host
 
 SPANS = (1, 2)  # images of a sequence; kernels for more images are compiled when they come
 SLOTS = 3  # index of the axis of slots in vLLM's [layers, pages, heads, slots, dims]
@@ -103,6 +104,11 @@ def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Serve
         model = model._replace(page_size=1, side_by_side=False, kv_layout="HND", new=True)
         yield steps.served(model, writes=())
         return
+    if (shard := host.shard_of(config, spec)) is not None:
+        over = dict(heads=shard[1] * impl.num_heads, shard=shard, sinks=None)  # sinks belong to the joined results
+        model = Model(**model._asdict() | over | dict(return_lse=True, out_dtype=torch.float32))
+        yield from _of_prompts(layer, model, steps, config)
+        return
     passes = getattr(config.compilation_config, "pass_config", None)
     results = [steps.dtype, E4M3] if getattr(passes, "fuse_attn_quant", None) else [steps.dtype]
     for dtype in results:  # vLLM quantises results of some layers; which ones is known only as it compiles
@@ -126,8 +132,11 @@ def _of_prompts(layer: Any, model: Model, steps: Steps, config: Any) -> Iterator
             yield steps.served(Model(**model._asdict() | seen), writes=())
 
 
-def of_latents(layer: Any, steps: Steps, decode: int) -> Iterator[Served]:
-    """Kinds of calls of latent attention: decodes of up to `decode` query tokens, and prefills of expanded keys."""
+def of_latents(layer: Any, steps: Steps, decode: int, shard: Any = None) -> Iterator[Served]:
+    """Kinds of calls of latent attention: decodes of up to `decode` query tokens, and prefills of expanded keys.
+
+    shard: (rank, world, stripe) of latents that lie over ranks.
+    """
     impl = layer.impl
     width, rank = impl.head_size, impl.kv_lora_rank
     model = plain(
@@ -136,6 +145,9 @@ def of_latents(layer: Any, steps: Steps, decode: int) -> Iterator[Served]:
     )  # fmt: skip
     if impl.fp8 is not None:
         model = model._replace(cache_dtype=impl.fp8, scales="tensor")
+    if shard is not None:
+        over = dict(heads=shard[1] * impl.num_heads, shard=shard, return_lse=True)
+        model = Model(**model._asdict() | over)
     yield steps.served(
         model, max_tokens=min(steps.tokens, steps.seqs * decode), decode=decode, decodes=True, ragged=decode > 1,
         writes=("apart",) if width > rank else ("keys",),
