@@ -10,7 +10,7 @@ from vllm import envs
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from paged_attn import distributed, paged_attention, write_kv
+from paged_attn import distributed, paged_attention, write_kv, write_qkv
 from paged_attn.distributed import groups
 
 from ..score_mods import alibi_sqrt
@@ -108,6 +108,71 @@ class Impl(AttentionImpl):
         if key.shape[0] != tokens:  # padding has no slots
             key, value = key[:tokens], value[:tokens]
         write_kv(key, value, k_cache, v_cache, slot_mapping, kv_layout="HND", **self._scales(layer))
+
+    # ---- hooks of vLLM's passes, which fuse what comes before the cache update ----------------------
+
+    def fused_rope_kvcache_supported(self) -> bool:
+        """Whether do_rope_and_kv_cache_update may be called: not for scales by token, which write_qkv lacks."""
+        return self.attn_type == AttentionType.DECODER and not self.tail
+
+    fused_qk_norm_rope_kvcache_supported = fused_rope_kvcache_supported
+
+    def do_rope_and_kv_cache_update(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Tensor,
+        cos_sin_cache: Tensor,
+        is_neox: bool,
+        kv_cache: Tensor,
+        layer_slot_mapping: Tensor,
+    ) -> None:
+        """Rotate queries where they lie, and write rotated keys and values into the cache, in one launch.
+
+        key stays unrotated: forward reads keys from the cache.
+        """
+        tokens = layer_slot_mapping.shape[0]
+        parts = (query, self.num_heads), (key, self.num_kv_heads), (value, self.num_kv_heads)
+        qkv = tuple(x[:tokens] if x.ndim == 3 else x[:tokens].unflatten(-1, (heads, -1)) for x, heads in parts)
+        self._write(layer, qkv, qkv[0], positions, cos_sin_cache, is_neox, kv_cache, layer_slot_mapping)
+
+    def do_qk_norm_rope_kvcache_update(
+        self,
+        layer: Any,
+        qkv: Tensor,
+        q_out: Tensor,
+        k_out: Tensor,
+        positions: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        rms_norm_eps: float,
+        cos_sin_cache: Tensor,
+        is_neox: bool,
+        kv_cache: Tensor,
+        layer_slot_mapping: Tensor,
+    ) -> None:
+        """Norm and rotate queries into q_out, and write normed, rotated keys and values, in one launch.
+
+        k_out stays as it is: forward reads keys from the cache.
+        """
+        tokens = layer_slot_mapping.shape[0]
+        out = q_out[:tokens].view(tokens, self.num_heads, self.head_size)
+        norms = {"q_norm": q_weight, "k_norm": k_weight, "eps": rms_norm_eps}
+        self._write(
+            layer, qkv[:tokens], out, positions, cos_sin_cache, is_neox, kv_cache, layer_slot_mapping, **norms
+        )  # fmt: skip
+
+    def _write(
+        self, layer: Any, qkv: Any, out: Tensor, positions: Tensor, cos_sin: Tensor, is_neox: bool, kv_cache: Tensor,
+        slots: Tensor, **norms: Any,
+    ) -> None:  # fmt: skip
+        k_cache, v_cache = self.caches(kv_cache)
+        write_qkv(
+            qkv, k_cache, v_cache, slots, kv_layout="HND", positions=positions[: slots.shape[0]], cos_sin=cos_sin,
+            interleaved=not is_neox, q_out=out, **norms, **self._scales(layer),
+        )  # fmt: skip
 
     def forward(
         self,
