@@ -29,7 +29,7 @@ with warnings.catch_warnings():
 
 pytestmark = pytest.mark.kernels
 
-QUICK = ("llama", "gemma2, sliding", "gpt-oss, sliding", "fp8 cache and queries", "mimo")
+QUICK = ("llama", "gemma2, sliding", "gpt-oss, sliding", "fp8 cache and queries", "mimo", "llama, 2 ranks")
 OTHERS = [name for name in vllm_asked.LAYERS if name not in QUICK]
 
 
@@ -54,7 +54,8 @@ def test_no_step_asks_for_a_kernel_that_was_not_made_ready(names: tuple[str, ...
 
 
 def test_no_step_of_latent_layers_asks_for_a_kernel_that_was_not_made_ready() -> None:
-    for told in asked("vllm_latent_asked", "deepseek", "deepseek, drafts", "deepseek, fp8 cache").values():
+    names = "deepseek", "deepseek, drafts", "deepseek, fp8 cache", "deepseek, drafts, 2 ranks"
+    for told in asked("vllm_latent_asked", *names).values():
         assert told["missing"] == [], told["name"]
         assert told["ready"] >= told["asked"] > 3
 

@@ -15,8 +15,10 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from paged_attn.distributed import groups
 from paged_attn.launching.platform import Device
 from paged_attn.preparation.engine_steps import Served
 from paged_attn.preparation.model import distinct
@@ -26,6 +28,7 @@ from tests.preparation import keys
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from vllm.config import CUDAGraphMode
+    from vllm.distributed import parallel_state
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     from paged_attn.integrations.vllm.backend import DiffKVBackend, DiffKVImpl
@@ -71,6 +74,8 @@ LAYERS: dict[str, dict[str, Any]] = {
     "encoder, slopes": dict(options=dict(attn_type="encoder_only", alibi_slopes=[0.5] * HEADS), causal=False),
     "decoder to an encoder": dict(options=dict(attn_type="encoder_decoder"), causal=False),
     "unlimited-ocr": dict(rswa=256),
+    "llama, 2 ranks": dict(ranks=2),
+    "gpt-oss, sliding, 4 ranks": dict(ranks=4, options=dict(sinks=True, sliding_window=128)),
 }
 
 
@@ -81,6 +86,7 @@ def config(drafts: int = 0, mode: Any = CUDAGraphMode.NONE, results: Any = None,
             max_model_len=KEYS, dtype=BF16, rswa_window=rswa, is_mm_prefix_lm=images,
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=SEQS, max_num_batched_tokens=TOKENS),
+        parallel_config=SimpleNamespace(cp_kv_cache_interleave_size=1),
         cache_config=SimpleNamespace(block_size=PAGE, **({} if LAYOUTS is None else dict(
             get_resolved_kv_cache_layout=lambda: LAYOUTS["LBHNC" if order == "HND" else "LBNHC"]))),
         speculative_config=SimpleNamespace(num_speculative_tokens=drafts) if drafts else None,
@@ -108,19 +114,20 @@ class Layer:
     def __init__(self, options: Any = (), order: str = "HND", drafts: int = 0, invariant: bool = False,
                  images: bool = False, scale: Any = 0.5, quantises: bool = False, results: Any = None,
                  value_dim: int = DIM, chunk: int | None = None, causal: bool = True,
-                 rswa: int | None = None) -> None:  # fmt: skip
+                 rswa: int | None = None, ranks: int = 1) -> None:  # fmt: skip
+        self.heads, self.kv_heads = (HEADS, KV_HEADS) if ranks == 1 else (4, 1)
         self.drafts, self.images, self.results, self.causal, self.chunk = drafts, images, results, causal, chunk
         self.query_quant = object() if quantises else None
         for name in ("_q_scale", "_k_scale", "_v_scale"):
             setattr(self, name, torch.tensor(scale))
-        given = dict(num_heads=HEADS, head_size=DIM, scale=DIM**-0.5, num_kv_heads=KV_HEADS) | dict(options)
+        given = dict(num_heads=self.heads, head_size=DIM, scale=DIM**-0.5, num_kv_heads=self.kv_heads) | dict(options)
         if given.get("sinks"):
-            given["sinks"] = torch.empty(HEADS, dtype=BF16)
+            given["sinks"] = torch.empty(self.heads, dtype=BF16)
         DiffKVBackend.set_head_size_v(value_dim)
         self.impl: Any = (Impl if value_dim == DIM else DiffKVImpl)(**given)
         self.impl.batch_invariant = invariant
         width = DIM + value_dim
-        shape = dict(HND=(2, 64, KV_HEADS, PAGE, width), NHD=(2, 64, PAGE, KV_HEADS, width))[order]
+        shape = dict(HND=(2, 64, self.kv_heads, PAGE, width), NHD=(2, 64, PAGE, self.kv_heads, width))[order]
         memory = torch.empty(shape, dtype=self.impl.fp8 or BF16)
         self.cache = memory[-1] if order == "HND" else memory[-1].transpose(1, 2)
         if self.impl.fp8 is not None:
@@ -153,12 +160,13 @@ class Layer:
         self.config.compilation_config.cudagraph_mode = modes
         made = self.builder.build(0, batch) if mode == "eager" else self.builder.build_for_cudagraph_capture(batch)
         # as a projection of all three has them
-        widths = HEADS * DIM, KV_HEADS * DIM, KV_HEADS * self.impl.head_size_v
+        heads, kv_heads = self.heads, self.kv_heads
+        widths = heads * DIM, kv_heads * DIM, kv_heads * self.impl.head_size_v
         q, k, v = torch.empty(tokens, sum(widths), dtype=BF16).split(widths, -1)
-        q, k, v = (x.view(tokens, heads, -1) for x, heads in ((q, HEADS), (k, KV_HEADS), (v, KV_HEADS)))
+        q, k, v = (x.view(tokens, n, -1) for x, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
         if self.query_quant is not None:
             q = q.to(E4M3)
-        out = torch.empty(tokens, HEADS * self.impl.head_size_v, dtype=self.results or BF16)
+        out = torch.empty(tokens, heads * self.impl.head_size_v, dtype=self.results or BF16)
         self.impl.do_kv_cache_update(self, k, v, self.cache, made.slot_mapping)
         scale = torch.ones(1) if self.results is not None else None
         self.impl.forward(self, q, k, v, self.cache, made, out, output_scale=scale)
@@ -174,14 +182,26 @@ def prepared(served: list[Served]) -> set[keys.Key]:
     return found
 
 
+def pose_as_rank(world: int, patch: pytest.MonkeyPatch) -> None:
+    """Rank 1 of a group of vLLM's without other processes; merges, which prepare no kernels, are left out."""
+    group = SimpleNamespace(world_size=world, rank_in_group=1, device_group="ranks")
+    patch.setattr(parallel_state, "_DCP", group if world > 1 else None)
+    patch.setattr(groups, "process_group", lambda group: group)
+    patch.setattr(groups, "rank_and_world", lambda _: (1, world))
+    patch.setattr(groups, "gather", lambda x, _: torch.stack([x] * world))
+    patch.setattr("paged_attn.distributed.attention.merge", lambda *_, into, **__: into)
+
+
 def main() -> None:
     keys.pose_as(H200)
     for name in sys.argv[1:]:
         name, _, other = name.partition(" as ")
-        layer, rng = Layer(**LAYERS[name]), random.Random(0)
-        ready, asked = prepared((Layer(**LAYERS[other]) if other else layer).served()), set()
-        for _ in range(120):
-            asked |= keys.asked(lambda: layer.step(rng))  # noqa: B023
+        with pytest.MonkeyPatch.context() as patch:
+            pose_as_rank(LAYERS[name].get("ranks", 1), patch)
+            layer, rng = Layer(**LAYERS[name]), random.Random(0)
+            ready, asked = prepared((Layer(**LAYERS[other]) if other else layer).served()), set()
+            for _ in range(120):
+                asked |= keys.asked(lambda: layer.step(rng))  # noqa: B023
         missing = [f"{kernel}: {key}" for kernel, key in sorted(asked - ready)]
         print(json.dumps(dict(name=name, ready=len(ready), asked=len(asked), missing=missing)), flush=True)
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.integrations import vllm_latent
-from tests.integrations.vllm_asked import BF16, E4M3, H200, prepared
+from tests.integrations.vllm_asked import BF16, E4M3, H200, pose_as_rank, prepared
+from tests.integrations.vllm_ranks import parallel
 from tests.preparation import keys
 
 SIZES = dict(HEADS=16, RANK=512, ROPE=64, NOPE=128, VALUE=128)
@@ -20,6 +21,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "deepseek": {},
     "deepseek, drafts": dict(drafts=2),
     "deepseek, fp8 cache": dict(dtype="fp8"),
+    "deepseek, drafts, 2 ranks": dict(drafts=2, ranks=2),
 }
 SEQS, TOKENS, KEYS = 8, 64, 256  # of vllm_latent's config
 LAYER = SimpleNamespace(_k_scale=torch.tensor(1.0))
@@ -28,13 +30,16 @@ LAYER = SimpleNamespace(_k_scale=torch.tensor(1.0))
 class Latent:
     """A layer, and steps over its cache."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, drafts: int = 0, dtype: str = "auto") -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, drafts: int = 0, dtype: str = "auto", ranks: int = 1) -> None:
+        pose_as_rank(ranks, patch)
+        self.ranks = ranks
         for name, size in SIZES.items():
             patch.setattr(vllm_latent, name, size)
         patch.setitem(vllm_latent.DIMS, "kv_lora_rank", SIZES["RANK"])
         patch.setitem(vllm_latent.DIMS, "qk_nope_head_dim", SIZES["NOPE"])
         patch.setitem(vllm_latent.DIMS, "v_head_dim", SIZES["VALUE"])
-        self.model, self.drafts, self.dtype = vllm_latent.Model(patch, drafts, dtype), drafts, dtype
+        self.model = vllm_latent.Model(patch, drafts, dtype, parallel(ranks, 1))
+        self.drafts, self.dtype = drafts, dtype
         config = self.model.builder.vllm_config
         config.model_config.dtype = BF16
         self.config: Any = config
@@ -45,8 +50,10 @@ class Latent:
     def build(self, lengths: list[tuple[int, int]]) -> tuple[Any, Any]:
         """With page tables that have room for the longest sequence, as vLLM's have."""
         told = vllm_latent.batch(lengths)
-        told.block_table_tensor = torch.zeros(len(lengths), KEYS // vllm_latent.PAGE, dtype=torch.int32)
+        pages = KEYS // vllm_latent.PAGE // self.ranks
+        told.block_table_tensor = torch.zeros(len(lengths), pages, dtype=torch.int32)
         told.seq_lens_cpu_upper_bound = told._seq_lens_cpu = told.seq_lens  # type: ignore[attr-defined]
+        told.dcp_local_seq_lens = told.seq_lens // 2 if self.ranks > 1 else None
         return told, self.model.builder.build(0, told)
 
     def step(self, rng: random.Random) -> None:
@@ -60,7 +67,7 @@ class Latent:
         parts = latents[:, : SIZES["RANK"]], latents[:, None, SIZES["RANK"] :]
         impl.do_kv_cache_update(*parts, self.cache, told.slot_mapping, self.dtype, k_scale=LAYER._k_scale)
         if first:
-            absorbed = torch.empty(first, SIZES["HEADS"], SIZES["RANK"] + SIZES["ROPE"], dtype=BF16)
+            absorbed = torch.empty(first, self.ranks * SIZES["HEADS"], SIZES["RANK"] + SIZES["ROPE"], dtype=BF16)
             impl.forward_mqa(absorbed, self.cache, metadata, LAYER)
         new, dim = tokens - first, SIZES["NOPE"] + SIZES["ROPE"]
         if new:
@@ -81,7 +88,7 @@ def main() -> None:
             most = layer.model.builder.reorder_batch_threshold or 1
             steps = steps_served(layer.config, SimpleNamespace(block_size=vllm_latent.PAGE))
             one = SimpleNamespace(impl=layer.model.impl)
-            ready, asked = prepared([*of_latents(one, steps, most)]), set()
+            ready, asked = prepared([*of_latents(one, steps, most, layer.model.builder.shard)]), set()
             for _ in range(60):
                 asked |= keys.asked(lambda: layer.step(rng))  # noqa: B023
         missing = [f"{kernel}: {key}" for kernel, key in sorted(asked - ready)]
