@@ -13,80 +13,30 @@ from torch import Tensor
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("vllm", reason="needs vLLM: make hosts", exc_type=ImportError)
-    from vllm.config import CUDAGraphMode
     from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
     from vllm.v1.worker import cp_utils
 
     from paged_attn.integrations.vllm import impl as adapter
+    from tests.distributed import spawned
     from tests.integrations import vllm_batch as made
     from tests.integrations import vllm_latent as latent
-    from tests.integrations.vllm_ranks import Ranks, parallel, split
+    from tests.integrations.vllm_ranks import Ranks, Step, attends_by_vllms_groups, config, parallel, split
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # float32, sums in another order
-GROUP = 2  # query heads of a rank; the ranks share one KV head
-PAD = 3
 LONG = [(9, 70), (1, 34), (1, 1), (4, 47)]
 
 
-def config(world: int, stripe: int, mode: Any = CUDAGraphMode.NONE) -> Any:
-    told = made.config(mode)
-    told.parallel_config = parallel(world, stripe)
-    return told
-
-
-def layer_of(heads: slice, world: int, **options: Any) -> Any:
-    """The implementation of these heads among GROUP * world."""
-    for name in ("alibi_slopes", "sinks"):
-        if name in options:
-            options[name] = options[name][heads]
-    return made.implementation(num_heads=len(range(GROUP * world)[heads]), num_kv_heads=1, **options)
-
-
-def joined(lengths: Any, shard: tuple[int, int], monkeypatch: pytest.MonkeyPatch, of: Any = None, dtype: Any = None,
-           tail: int = 0, query: torch.dtype = torch.float32, common: dict[str, Any] | None = None,
-           **options: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(results of one rank with all heads and keys, results of all ranks) with vLLM's builders and cache updates."""
-    world, stripe = shard
+def joined(
+    lengths: Any, shard: tuple[int, int], monkeypatch: pytest.MonkeyPatch, of: Any = None, common: Any = None,
+    dtype: torch.dtype = torch.float32, tail: int = 0, query: torch.dtype = torch.float32, **options: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(results of one rank with all heads and keys, results of all ranks)."""
+    step = Step(lengths, *shard, dtype, tail, query, common)
     of = of or made.layer()
-    batch = made.batch(lengths, **common or {})
-    tokens, heads = batch.num_actual_tokens, GROUP * world
-    rng = torch.Generator().manual_seed(5)
-    q, k, v = (torch.randn(tokens + PAD, n, made.DIM, generator=rng) for n in (heads, 1, 1))
-    q = q.to(query)
-    kv = made.cache("HND", dtype or torch.float32, tail)[:, :1].contiguous()
-    if tail:
-        for part in kv.chunk(2, -1):
-            part[..., made.DIM :].view(torch.float32).copy_(
-                0.02 + 0.01 * torch.rand(kv.shape[:3], generator=rng)[..., None]
-            )
-    told, halves = kv.clone(), [split(kv, batch, (rank, world, stripe)) for rank in range(world)]
-
-    alone = layer_of(slice(None), world, **options)
-    metadata = made.build(batch)
-    assert metadata.shard is None
-    alone.do_kv_cache_update(of, k, v, told, metadata.slot_mapping)
-    want = torch.full((tokens + PAD, heads, made.DIM), 7.0)
-    alone.forward(of, q, k, v, told, metadata, want)
-
-    ranks = Ranks(world, monkeypatch)
-
-    def work(rank: int) -> Tensor:
-        mine = slice(GROUP * rank, GROUP * (rank + 1))
-        own, batch = halves[rank]
-        impl = layer_of(mine, world, **options)
-        assert impl.need_to_return_lse_for_decode, "vLLM asserts it"
-        batch.dcp_local_seq_lens = get_dcp_local_seq_lens(batch.seq_lens, world, rank, stripe)
-        metadata = made.Builder(None, ["layer"], config(world, stripe), torch.device("cpu")).build(0, batch)  # type: ignore[arg-type]
-        assert metadata.shard == (rank, world, stripe)
-        impl.do_kv_cache_update(of, k, v, own, metadata.slot_mapping)
-        out = torch.full((tokens + PAD, GROUP, made.DIM), 7.0)
-        impl.forward(of, q[:, mine].contiguous(), k, v, own, metadata, out)
-        assert not out[tokens:].any(), "rows of padding are zeros"
-        return out
-
-    found = torch.cat(ranks.run(work), 1)
-    assert want[:tokens].abs().sum() > 1
-    return want[:tokens], found[:tokens]
+    want = step.alone(of, **options)
+    found = torch.cat(Ranks(step.world, monkeypatch).run(lambda rank: step.on(rank, of, **options)), 1)
+    assert want.abs().sum() > 1
+    return want, found
 
 
 @pytest.mark.parametrize("shard", [(2, 1), (2, 16), (3, 4)])
@@ -127,9 +77,8 @@ def test_causality_may_differ_by_sequence_and_images_see_each_other(monkeypatch:
 
 @pytest.mark.parametrize("query", [torch.float32, torch.float8_e4m3fn])
 def test_caches_and_queries_may_be_fp8(query: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    want, found = joined(
-        LONG, (2, 4), monkeypatch, made.layer(0.5), torch.float8_e4m3fn, kv_cache_dtype="fp8", query=query
-    )
+    kinds: dict[str, Any] = dict(dtype=torch.float8_e4m3fn, kv_cache_dtype="fp8", query=query)
+    want, found = joined(LONG, (2, 4), monkeypatch, made.layer(0.5), **kinds)
     # weights over fp8 values are rounded to 16 bits, by the largest score of a rank
     torch.testing.assert_close(found, want, **(CLOSE if query == torch.float32 else dict(rtol=0, atol=2**-6)))
 
@@ -137,6 +86,12 @@ def test_caches_and_queries_may_be_fp8(query: torch.dtype, monkeypatch: pytest.M
 def test_scales_may_be_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
     want, found = joined(LONG, (2, 4), monkeypatch, dtype=torch.int8, tail=4, kv_cache_dtype="int8_per_token_head")
     torch.testing.assert_close(found, want, **CLOSE)
+
+
+@pytest.mark.long
+def test_vllms_own_groups_of_processes_serve() -> None:
+    """Over gloo, by vLLM's GroupCoordinator, from which the layer takes its process group."""
+    assert spawned.results(spawned.run([attends_by_vllms_groups], 2)) == [True, True]
 
 
 def test_keys_of_another_rank_make_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:

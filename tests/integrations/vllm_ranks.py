@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from vllm.config import CUDAGraphMode
 from vllm.distributed import parallel_state
+from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 
 from paged_attn.distributed import groups
+from tests.integrations import vllm_batch as made
 from tests.integrations.vllm_batch import PAGE, PAGES
+
+GROUP = 2  # query heads of a rank; the ranks share one KV head
+PAD = 3
 
 
 class Ranks:
@@ -97,11 +103,7 @@ def split(whole: Tensor, common: Any, shard: tuple[int, int, int]) -> tuple[Tens
     for keys of other ranks, as vLLM's kernel for slots gives them.
     """
     rank, world, stripe = shard
-    own = (
-        torch.full_like(whole.float(), torch.nan).to(whole.dtype)
-        if whole.dtype.is_floating_point
-        else whole.new_full(whole.shape, 0x7F)
-    )
+    own = torch.full_like(whole, torch.nan if whole.dtype.is_floating_point else 0x7F)  # 0x7F is NaN in e4m3
     place_of_slot = whole.dim() - 2  # [pages, heads, slots, dims] or [pages, slots, dims]
     source, target = whole.movedim(place_of_slot, 1), own.movedim(place_of_slot, 1)
     ids = torch.randperm(PAGES, generator=torch.Generator().manual_seed(7 + rank))
@@ -120,3 +122,65 @@ def split(whole: Tensor, common: Any, shard: tuple[int, int, int]) -> tuple[Tens
         new = places >= keys - (b - a)
         slots[a + places[new] - (keys - (b - a))] = pages[index[new] // PAGE] * PAGE + index[new] % PAGE
     return own, common.replace(block_table_tensor=table, slot_mapping=slots)
+
+
+def config(world: int, stripe: int) -> Any:
+    told = made.config(CUDAGraphMode.NONE)
+    told.parallel_config = parallel(world, stripe)
+    return told
+
+
+class Step:
+    """A step of one layer, with all keys on one rank or some on each, by vLLM's builders and cache updates."""
+
+    def __init__(
+        self, lengths: list[tuple[int, int]], world: int, stripe: int, dtype: torch.dtype = torch.float32,
+        tail: int = 0, query: torch.dtype = torch.float32, common: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.world, self.stripe = world, stripe
+        self.batch = made.batch(lengths, **common or {})
+        self.tokens = self.batch.num_actual_tokens
+        rng = torch.Generator().manual_seed(5)
+        heads = (GROUP * world, 1, 1)
+        q, self.k, self.v = (torch.randn(self.tokens + PAD, n, made.DIM, generator=rng) for n in heads)
+        self.q = q.to(query)
+        self.kv = made.cache("HND", dtype, tail)[:, :1].contiguous()
+        for part in self.kv.chunk(2, -1) if tail else ():
+            scales = 0.02 + 0.01 * torch.rand(self.kv.shape[:3], generator=rng)
+            part[..., made.DIM :].view(torch.float32).copy_(scales[..., None])
+
+    def alone(self, of: Any, **options: Any) -> Tensor:
+        metadata = made.build(self.batch)
+        assert metadata.shard is None
+        return self._attended(slice(None), self.kv.clone(), metadata, of, options)
+
+    def on(self, rank: int, of: Any, **options: Any) -> Tensor:
+        """Results of a rank's own heads."""
+        shard = rank, self.world, self.stripe
+        own, batch = split(self.kv, self.batch, shard)
+        batch.dcp_local_seq_lens = get_dcp_local_seq_lens(batch.seq_lens, self.world, rank, self.stripe)
+        builder = made.Builder(None, ["layer"], config(self.world, self.stripe), torch.device("cpu"))  # type: ignore[arg-type]
+        metadata = builder.build(0, batch)
+        assert metadata.shard == shard
+        return self._attended(slice(GROUP * rank, GROUP * (rank + 1)), own, metadata, of, options)
+
+    def _attended(self, heads: slice, kv: Tensor, metadata: Any, of: Any, options: dict[str, Any]) -> Tensor:
+        options = options | {x: options[x][heads] for x in ("alibi_slopes", "sinks") if x in options}
+        q = self.q[:, heads].contiguous()
+        impl = made.implementation(num_heads=q.shape[1], num_kv_heads=1, **options)
+        assert impl.need_to_return_lse_for_decode is (metadata.shard is not None), "vLLM asserts it"
+        impl.do_kv_cache_update(of, self.k, self.v, kv, metadata.slot_mapping)
+        out = torch.full(q.shape, 7.0)
+        impl.forward(of, q, self.k, self.v, kv, metadata, out)
+        assert not out[self.tokens :].any(), "rows of padding are zeros"
+        return out[: self.tokens]
+
+
+def attends_by_vllms_groups(rank: int, world: int) -> bool:
+    """A rank that is a process: its results by vLLM's group are those of one rank."""
+    step, of = Step(made.MIXED, world, 4), made.layer()
+    want = step.alone(of, sinks=torch.arange(GROUP * world).float())
+    parallel_state._DCP = parallel_state.init_model_parallel_group([[*range(world)]], rank, "gloo", group_name="dcp")
+    found = step.on(rank, of, sinks=torch.arange(GROUP * world).float())
+    torch.testing.assert_close(found, want[:, GROUP * rank : GROUP * (rank + 1)], atol=1e-5, rtol=1e-5)
+    return True
