@@ -44,7 +44,7 @@ def cos_sin(rotary_dim: int) -> Tensor:
 
 
 def rotated(positions: Tensor, q: Tensor, k: Tensor, table: Tensor, is_neox: bool) -> tuple[Tensor, Tensor]:
-    """As vLLM's own layer computes it in torch."""
+    """Queries and keys as vLLM's own layer rotates them, in torch."""
     q, k = RotaryEmbedding.forward_static(positions, q, k, made.DIM, table.shape[-1], table, is_neox)
     return q, k
 

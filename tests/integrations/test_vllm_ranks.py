@@ -163,7 +163,7 @@ def test_drafts_may_keep_whole_caches_and_encoders_have_none(monkeypatch: pytest
 
 @pytest.mark.parametrize("drafts, stripe", [(0, 1), (2, 1), (2, 16)])
 def test_vllm_takes_the_layers_of_both_kinds(drafts: int, stripe: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its own check of a model's layers."""
+    """vLLM checks the layers of a model before its first step."""
     Ranks(2, monkeypatch)
     mla = latent.Model(monkeypatch, drafts, parallel=parallel(2, stripe)).impl
     told = SimpleNamespace(

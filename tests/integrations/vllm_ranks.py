@@ -177,7 +177,7 @@ class Step:
 
 
 def attends_by_vllms_groups(rank: int, world: int) -> bool:
-    """A rank that is a process: its results by vLLM's group are those of one rank."""
+    """Whether a rank, here a process, gets by vLLM's group what one rank alone gets."""
     step, of = Step(made.MIXED, world, 4), made.layer()
     want = step.alone(of, sinks=torch.arange(GROUP * world).float())
     parallel_state._DCP = parallel_state.init_model_parallel_group([[*range(world)]], rank, "gloo", group_name="dcp")
