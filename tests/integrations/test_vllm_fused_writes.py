@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -60,7 +59,7 @@ def test_hooks_have_the_arguments_that_vllm_passes(name: str) -> None:
 
 @pytest.mark.parametrize("is_neox", [True, False])
 @pytest.mark.parametrize("rotary_dim", [made.DIM, made.DIM // 2])
-@pytest.mark.parametrize("kind", ["auto", "fp8"])
+@pytest.mark.parametrize("kind", ["auto", "fp8", "int8_per_token_head"])
 @pytest.mark.parametrize("with_norm", [False, True])
 def test_one_launch_writes_what_separate_operators_write(
     is_neox: bool, rotary_dim: int, kind: str, with_norm: bool, monkeypatch: pytest.MonkeyPatch
@@ -81,7 +80,8 @@ def test_one_launch_writes_what_separate_operators_write(
     if with_norm:
         q, k = normed(q, weights[0]), normed(k, weights[1])
     q, k = rotated(positions, q.clone(), k.clone(), table, is_neox)
-    want = made.cache(dtype=torch.float32 if kind == "auto" else torch.float8_e4m3fn)
+    dtype = {"auto": torch.float32, "fp8": torch.float8_e4m3fn}.get(kind, torch.int8)
+    want = made.cache(dtype=dtype, tail=4 * (dtype == torch.int8))
     found = want.clone()
     impl.do_kv_cache_update(of, k, v, want, slots)
 
@@ -99,8 +99,8 @@ def test_one_launch_writes_what_separate_operators_write(
     torch.testing.assert_close(got[:tokens], q[:tokens], **CLOSE)
     if kind == "auto":
         torch.testing.assert_close(found, want, **CLOSE)
-    else:  # a sum in another order may round to the next e4m3 number
-        assert (found != want).float().mean() < 1e-3
+    else:  # a sum in another order may round to the next number, and a scale to the next float32
+        assert (found != want).float().mean() < 2e-3
     assert len(calls) == 1
 
 
@@ -132,12 +132,9 @@ def test_values_of_another_width_than_keys_are_written_too() -> None:
     torch.testing.assert_close(written, torch.cat([want, v], -1)[:3], **CLOSE)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"kv_cache_dtype": "int8_per_token_head"}, {"attn_type": "encoder_only"}, {"attn_type": "encoder_decoder"}],
-)
-def test_layers_without_such_a_write_say_so(options: dict[str, Any]) -> None:
-    assert not made.implementation(**options).fused_rope_kvcache_supported()
+@pytest.mark.parametrize("attn_type", ["encoder_only", "encoder_decoder"])
+def test_attention_to_encoders_rotates_nothing(attn_type: str) -> None:
+    assert not made.implementation(attn_type=attn_type).fused_rope_kvcache_supported()
 
 
 @pytest.mark.parametrize("name", ["fuse_rope_kvcache", "fuse_qk_norm_rope_kvcache"])

@@ -112,8 +112,8 @@ class Impl(AttentionImpl):
     # ---- hooks of vLLM's passes, which fuse what comes before the cache update ----------------------
 
     def fused_rope_kvcache_supported(self) -> bool:
-        """Whether do_rope_and_kv_cache_update may be called: not for scales by token, which write_qkv lacks."""
-        return self.attn_type == AttentionType.DECODER and not self.tail
+        """Whether do_rope_and_kv_cache_update may be called: attention to encoders rotates nothing."""
+        return bool(self.attn_type == AttentionType.DECODER)
 
     fused_qk_norm_rope_kvcache_supported = fused_rope_kvcache_supported
 
