@@ -32,7 +32,8 @@ def wrong(*args: Any) -> Any:
 def test_a_run_compares_and_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(writes, "CASES", (Write(2, BF16), Write(18, E4M3), Write(18, torch.int8, True), Write(2, E4M3)))  # of which --quick has one of four
+    cases = (Write(2, BF16), Write(18, E4M3), Write(18, torch.int8, True), Write(2, E4M3))
+    monkeypatch.setattr(writes, "CASES", cases)  # of which --quick has one of four
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setitem(writes.PEERS, "wrong", wrong)
     bench.main(["writes", "--quick", "--output", str(tmp_path)])
