@@ -2,7 +2,8 @@
 
 Keys and values in float32 are written by `write_kv` and read by the reference in float64, so that an error is one of
 the format alone.  An error is the norm of (results - results over float32 keys and values) / the norm of the latter.
-Numbers are drawn by seeded generators:
+int4 is also measured as vLLM writes it, behind a rotation of each head, which makes its dims alike: random signs, then
+a Hadamard matrix.  Queries are rotated likewise, and results back.  Numbers are drawn by seeded generators:
 
 - random: queries, keys and values are normal.
 - outlier channels: as random, but 4 of 128 dims of keys are 20 times as large, and 4 of values 10 times.
@@ -25,7 +26,7 @@ from torch import Tensor
 import paged_attn
 
 HEADS, KV_HEADS, DIM, PAGE, KEYS, SEQS = 32, 8, 128, 16, 2048, 2
-E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
+E4M3, E5M2, INT8, INT4 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 Data = tuple[Tensor, Tensor, Tensor]  # queries [seqs, heads, dim], keys and values [seqs, keys, kv_heads, dim], float32
 
@@ -67,6 +68,7 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([lower * cos - upper * sin, upper * cos + lower * sin], -1)
 
 
+ROTATED = "int4, scales by token, rotated heads"
 # A name, the dtype of the cache, and its scales: None, one for all keys, or by token in a dtype.
 FORMATS: dict[str, tuple[torch.dtype, Any]] = {
     "bfloat16": (torch.bfloat16, None),
@@ -75,6 +77,8 @@ FORMATS: dict[str, tuple[torch.dtype, Any]] = {
     "e5m2, scales by token": (E5M2, torch.float32),
     "int8, scales by token": (INT8, torch.float32),
     "int8, float16 scales by token": (INT8, torch.float16),
+    "int4, scales by token": (INT4, torch.float32),
+    ROTATED: (INT4, torch.float32),
 }
 DATA: dict[str, Callable[[torch.Generator], Data]] = {
     "random": random_data,
@@ -86,7 +90,7 @@ DATA: dict[str, Callable[[torch.Generator], Data]] = {
 def cached(rows: Tensor, dtype: torch.dtype, kind: Any) -> tuple[Tensor, Any]:
     """(a cache [pages, page_size, kv_heads, dim] of rows, its scale), as write_kv stores them."""
     slots = SEQS * KEYS
-    cache = torch.zeros(slots // PAGE, PAGE, KV_HEADS, DIM, dtype=dtype)
+    cache = torch.zeros(slots // PAGE, PAGE, KV_HEADS, DIM // 2 if dtype == INT4 else DIM, dtype=dtype)
     scale: Any = kind
     if kind == "one":  # the best that calibration may find
         scale = float(rows.abs().max()) / LARGEST[dtype]
@@ -94,7 +98,8 @@ def cached(rows: Tensor, dtype: torch.dtype, kind: Any) -> tuple[Tensor, Any]:
         scale = torch.zeros(slots // PAGE, PAGE, KV_HEADS, dtype=kind)
     rows = rows.reshape(slots, KV_HEADS, DIM)
     new = rows.to(dtype) if kind is None else rows
-    paged_attn.write_kv(new, None, cache, None, torch.arange(slots), k_scale=scale)
+    beside = torch.zeros_like(scale) if isinstance(scale, Tensor) else scale
+    paged_attn.write_kv(new, new, cache, torch.zeros_like(cache), torch.arange(slots), k_scale=scale, v_scale=beside)
     return cache, scale
 
 
@@ -109,11 +114,22 @@ def results(q: Tensor, keys: Tensor, values: Tensor, dtype: torch.dtype, kind: A
     return out
 
 
+def rotation() -> Tensor:
+    """An orthogonal matrix [dim, dim]: random signs, then a Hadamard matrix."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < DIM:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    signs = torch.randint(2, (DIM, 1), generator=torch.Generator().manual_seed(1)) * 2 - 1
+    return signs * matrix / DIM**0.5
+
+
 def errors(data: Callable[[torch.Generator], Data]) -> dict[str, float]:
     """The error of each format on one kind of data."""
     q, keys, values = data(torch.Generator().manual_seed(0))
     wanted = results(q, keys, values, torch.float32, None)
-    found = {name: results(q, keys, values, *form) for name, form in FORMATS.items()}
+    found = {name: results(q, keys, values, *form) for name, form in FORMATS.items() if name != ROTATED}
+    turn = rotation()
+    found[ROTATED] = results(q @ turn, keys @ turn, values @ turn, *FORMATS[ROTATED]) @ turn.T.double()
     return {name: float((out - wanted).norm() / wanted.norm()) for name, out in found.items()}
 
 

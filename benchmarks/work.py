@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.masked import is_masked, keys_and_pairs
 from paged_attn.records.key_bounds import key_bounds_of, visible_keys, visible_pairs
-from tests.support.cases import Case
+from tests.support.cases import INT4, Case
 
 
 def traffic(case: Case) -> int:
@@ -17,7 +17,8 @@ def traffic(case: Case) -> int:
     gate = case.value_width * case.dtype.itemsize if case.gate else 0
     row = case.head_dim * case.dtype.itemsize + case.value_width * case.dtype_of_out.itemsize + gate
     key = case.head_dim + case.value_width * (not case.latent)
-    return keys * case.kv_heads * key * case.dtype_of_cache.itemsize + case.tokens * case.heads * row
+    stored = key // 2 if case.dtype_of_cache == INT4 else key * case.dtype_of_cache.itemsize
+    return keys * case.kv_heads * stored + case.tokens * case.heads * row
 
 
 def operations(case: Case) -> int:

@@ -80,6 +80,9 @@ def paged_attention(
         k_cache: NHD [pages, page_size, kv_heads, head_dim], or HND [pages, kv_heads, page_size, head_dim].  A 5-D cache
             is x-packed: [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, fp8, or int8; beside fp8 queries
             also float16 | bfloat16.  Any page size; any strides of the outer axes.
+            uint8 is int4: NHD or HND with a last axis head_dim / 2.  Byte d has dims 2 d and 2 d + 1, the latter in its
+            upper four bits, each 0 to 15; real value = (stored value - zero point) * scale.  head_dim and value_dim are
+            multiples of 4, and strides of the outer axes are even.  Not with the view of values below.
         v_cache: as k_cache, with a last axis value_dim of 1 to 512.  Beside x-packed keys
             [pages, kv_heads, value_dim, page_size].  The view k_cache[..., :value_dim] means that the first dims of
             keys are the values (multi-head latent attention).  Both are then read once, and head_dim is up to 576.
@@ -110,7 +113,7 @@ def paged_attention(
             have the same kernels.
         k_new, v_new: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim]; keys and values of the call's own
             tokens.  They are read in place of their slots in the cache, and k_scale and v_scale do not apply.  dtype of
-            q; beside fp8 queries the dtype of a 16-bit cache, or float16 | bfloat16 over an fp8 or int8 cache.  v_new
+            q; beside fp8 queries the dtype of a 16-bit cache, or float16 | bfloat16 over other caches.  v_new
             may be None if v_cache is k_cache[..., :value_dim]: values are k_new[..., :value_dim].
         softmax_scale: factor of the scores, before all modifiers.  None: head_dim ** -0.5.  Scores are float32, and so
             is softmax_scale * q_scale * k_scale.  A finite score beyond 2^30 in magnitude, ALiBi and biases included,
@@ -171,6 +174,7 @@ def paged_attention(
             k_scale and v_scale may also hold a number >= 0 for each cached token and KV head: float32 | float16
             [pages, page_size, kv_heads], or [pages, kv_heads, page_size] for HND and x-packed caches; any strides.
             Slots without a key may hold anything.  If v_cache is k_cache[..., :value_dim], v_scale None is k_scale.
+            int4 caches have such scales, float32, whose lowest four bits, as integers, are the zero point.
             q_scale may also hold a number > 0 for each token, with any dtype of q: a temperature by position, as in
             Llama 4.  Its shape is then [tokens, 1], or [tokens] for queries that are not fp8.  For fp8 queries it
             includes the descale, and may be [tokens, kv_heads].  Padding may hold anything.  If there are as many
@@ -279,8 +283,8 @@ def write_kv(
         k: [tokens, kv_heads, head_dim] float16 | bfloat16 | float32; last axis contiguous.
         v: [tokens, kv_heads, value_dim], dtype of k; last axis contiguous.  None: values are the first dims of keys
             (v_cache in paged_attention), and writing k writes them.
-        k_cache, v_cache: as in paged_attention; dtype of k, fp8, or int8.  With v = None, v_cache may be None, or
-            the view k_cache[..., :value_dim].
+        k_cache, v_cache: as in paged_attention; dtype of k, fp8, int8, or uint8 (int4).  With v = None, v_cache may be
+            None, or the view k_cache[..., :value_dim]; not over int4.
         slot_mapping: [tokens] int32 | int64; page * page_size + slot of each token.  Negative: the token is skipped.
             No slot may occur twice.
         kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
@@ -293,6 +297,9 @@ def write_kv(
             most 65504; values are divided by the scale as stored.  Where a head is all zeros, or its scale rounds to 0,
             the scale and what is stored are 0.  Where a head has a NaN or an infinity, its scale is NaN and what is
             stored is 0, so it reads as NaN; other heads and tokens do not change.
+            int4: scale = (largest - least number of a token's head and 0) / 15, its lowest four bits cleared; zero
+            point = -least / scale; stored = value / scale + zero point, clamped to 0 to 15.  Quotients are rounded as
+            above, and NaN, infinity and a scale of 0 are as above.
         check: as in paged_attention; finds slots outside the cache, and slots that occur twice.
 
     Raises:

@@ -29,7 +29,7 @@ from .arguments import ARGUMENTS, OPTION, PLACES, SCALE, Options, Tensors, of_ki
 from .calls.untraced import at_first_call, from_text, listed, untraced
 from .checks.argument_rows import check_options
 from .checks.axes import values_apart
-from .checks.kernel_tensors import refuse_gradient, watched
+from .checks.kernel_tensors import INT4, refuse_gradient, watched
 from .checks.options import boolean, choice, integer, number, scale_number
 from .checks.projections import packed_shape, three, unpacked
 from .checks.swapped import LAYOUTS
@@ -330,10 +330,12 @@ def merge_states(outs: Tensor, lses: Tensor, sinks: Tensor | None) -> tuple[Tens
 
 def _results_like(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
     """Empty results, as wide as values; as wide as queries for caches that the operator will refuse."""
-    axis = 2 if k_cache.ndim == 5 else 3
-    if v_cache.ndim != 4 or v_cache.shape[axis] == q.shape[-1]:
+    if v_cache.ndim != 4:
         return torch.empty_like(q, memory_format=torch.contiguous_format)
-    return q.new_empty((*q.shape[:-1], v_cache.shape[axis]))
+    dims = v_cache.shape[2 if k_cache.ndim == 5 else 3] * (2 if v_cache.dtype == INT4 else 1)
+    if dims == q.shape[-1]:
+        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    return q.new_empty((*q.shape[:-1], dims))
 
 
 def _no_gradients(given: dict[str, Any]) -> None:

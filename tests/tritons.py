@@ -34,7 +34,7 @@ VARIANTS = {
     "portable": (
         *("decode", "decode split features", "decode e4m3", "prefill", "prefill features", "prefill packed"),
         *("prefill invariant split", "write e4m3", "merge", "write qkv", "decode split int8 by token", "gathered"),
-        "decode split packed new",
+        *("decode split packed new", "decode split int4", "decode int4 new"),
     ),
     "hopper": (
         *("decode of 12", "decode split all fp8", "speculate 32", "prefill window sinks", "long", "two lists"),

@@ -1,4 +1,4 @@
-"""Caches in fewer bytes: batches over bfloat16, and over e4m3 and int8 with one scale and with scales by token."""
+"""Caches in fewer bytes: batches over bfloat16, and over e4m3 and int8 with one scale and by token, over int4."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.suites.batches import uniform
 from benchmarks.suites.phases import MIXED
-from tests.support.cases import E4M3
+from tests.support.cases import E4M3, INT4
 
 BATCHES = (
     uniform("decode b1 x 131072", 1, 1, 131072),
@@ -27,6 +27,7 @@ CACHES: dict[str, dict[str, Any]] = {
     ", e4m3, scales by token": dict(cache_dtype=E4M3, scales="per_token"),
     ", int8, one scale": dict(cache_dtype=torch.int8, scales="float"),
     ", int8, scales by token": dict(cache_dtype=torch.int8, scales="per_token"),
+    ", int4": dict(cache_dtype=INT4, scales="per_token"),
 }
 FORMATS = tuple(
     [replace(batch, name=batch.name + name, **cache) for batch in BATCHES for name, cache in CACHES.items()]

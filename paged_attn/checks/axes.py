@@ -13,8 +13,8 @@ from torch import Tensor
 from ..arguments import scales_tokens
 from ..strides import lies_in
 from . import cures
-from .kernel_tensors import CACHE_FOR, FLOAT32, FP8, SAME, SCALED, SLOT_SCALE, names, plain
-from .options import choice, kind, scale_number
+from .kernel_tensors import CACHE_FOR, FLOAT32, FP8, INT4, SAME, SCALED, SLOT_SCALE, names, plain
+from .options import choice, kind, refused, scale_number
 from .swapped import LAYOUTS, OTHER, reading, shares_out
 
 MAX_DIM = 512  # dims of queries and keys, and of values
@@ -22,6 +22,7 @@ MAX_LATENT_DIM = 576  # dims of keys that hold their values
 MAX_WORDS = 32  # words of a query's mask, qq_mask
 
 PACKED = ("pages", "kv_heads", "head_dim // x", "page_size", "x")
+NO_VALUES = "for such keys hold no values"
 
 ScaleLike = float | Tensor | None
 
@@ -137,10 +138,10 @@ class Door:
         """A hint that the other kv_layout would give the number of KV heads wanted, or ""."""
         sizes = self.sizes
         # kv_heads is known before k_cache in write_kv alone, where k settles it
-        if name == "k_cache" and len(shape) == 4 and axes in LAYOUTS.values():
-            layout = next(x for x, its in LAYOUTS.items() if its == axes)
-            other = dict(zip(LAYOUTS[OTHER[layout]], shape))
-            fits = all(other[axis] == sizes.get(axis) for axis in ("kv_heads", "head_dim"))
+        layout = next((x for x, its in LAYOUTS.items() if its[:3] == axes[:3]), "")
+        if name == "k_cache" and len(shape) == 4 and layout:
+            other = dict(zip((*LAYOUTS[OTHER[layout]][:3], axes[3]), shape))
+            fits = all(other[axis] == sizes.get(axis) for axis in ("kv_heads", axes[3]))
             return f": {reading(layout, shape, True)}" if fits and shape[1] != shape[2] else ""
         if self.cache is None or "kv_heads" not in axes or len(shape) != len(axes):
             return ""
@@ -160,14 +161,13 @@ class Door:
         """Check both caches.  A 5-D k_cache is x-packed.  beside, decides: as in `tensor`."""
         self._keys(k_cache, kv_layout, beside, decides)
         axes = ("pages", "kv_heads", "value_dim", "page_size")
-        self.tensor(
-            "v_cache",
-            v_cache,
-            axes if k_cache.ndim == 5 else (*LAYOUTS[kv_layout][:3], "value_dim"),
-            SAME[k_cache.dtype],
-            "k_cache",
-            k_cache.dtype,
-        )
+        axes = axes if k_cache.ndim == 5 else (*LAYOUTS[kv_layout][:3], "value_dim")
+        if k_cache.dtype == INT4:
+            self._packed("v_cache", v_cache, axes, SAME[INT4], "k_cache", INT4)
+            if lies_in(v_cache, k_cache):
+                raise refused("v_cache", f"apart from k_cache over int4, {NO_VALUES}", "k_cache[..., :value_dim / 2]")
+        else:
+            self.tensor("v_cache", v_cache, axes, SAME[k_cache.dtype], "k_cache", k_cache.dtype)
         self._page(k_cache)
         for axis in ("head_dim", "value_dim"):
             if not 1 <= self.sizes[axis] <= MAX_DIM:
@@ -176,6 +176,8 @@ class Door:
     def latent(self, k_cache: Any, v_cache: Any, kv_layout: Any, beside: str, decides: torch.dtype) -> None:
         """Check a cache whose keys hold their values; v_cache is None, or the view of the values."""
         self._keys(k_cache, kv_layout, beside, decides)
+        if k_cache.dtype == INT4:
+            raise refused("v", f"given over int4, {NO_VALUES}", None)
         self._page(k_cache)
         if v_cache is not None and not lies_in(v_cache, k_cache):
             raise values_apart(v_cache)
@@ -186,7 +188,13 @@ class Door:
     def _keys(self, k_cache: Any, kv_layout: Any, beside: str, decides: torch.dtype) -> None:
         choice("kv_layout", kv_layout, tuple(LAYOUTS))
         dtypes = CACHE_FOR[decides]
-        if isinstance(k_cache, Tensor) and k_cache.ndim == 5:
+        if isinstance(k_cache, Tensor) and k_cache.dtype == INT4:
+            if k_cache.ndim == 5:
+                wanted = f"[{', '.join((*LAYOUTS[kv_layout][:3], 'head_dim / 2'))}] over int4, which is not x-packed"
+                raise refused("k_cache", wanted, list(k_cache.shape))
+            self._packed("k_cache", k_cache, LAYOUTS[kv_layout], dtypes, beside, decides)
+            self.cache = kv_layout, k_cache.shape
+        elif isinstance(k_cache, Tensor) and k_cache.ndim == 5:
             self.tensor("k_cache", k_cache, PACKED, dtypes, beside, decides)
             if self.sizes["head_dim // x"] * self.sizes["x"] != self.sizes["head_dim"]:
                 wanted = f"[{', '.join(PACKED)}] with {self._known('k_cache', ['head_dim'])}"
@@ -195,6 +203,30 @@ class Door:
         else:
             self.tensor("k_cache", k_cache, LAYOUTS[kv_layout], dtypes, beside, decides)
             self.cache = kv_layout, k_cache.shape
+
+    def _packed(
+        self, name: str, cache: Any, axes: tuple[str, ...], dtypes: tuple[torch.dtype, ...], beside: str,
+        decides: torch.dtype,
+    ) -> None:  # fmt: skip
+        """Check an int4 cache, whose bytes have two dims each and are read in pairs; settles the dims."""
+        dim = axes[-1]
+        half, known = f"{dim} / 2", self.sizes.get(dim)
+        if known is not None:
+            if known % 4:
+                raise refused(dim, "a multiple of 4 over int4", known)
+            self.sizes[half], self.settled[half] = known // 2, self.settled[dim]
+            if isinstance(cache, Tensor) and (cure := cures.of_bytes(name, cache.shape, known)):
+                wanted = f"[{', '.join((*axes[:-1], half))}] with {self._known(name, [half])}, for uint8 is int4"
+                raise refused(name, wanted, f"{list(cache.shape)}{cure}")
+        self.tensor(name, cache, (*axes[:-1], half), dtypes, beside, decides)
+        if known is None:
+            self.sizes[dim], self.settled[dim] = 2 * cache.shape[-1], name
+            if cache.shape[-1] % 2:
+                raise refused(dim, "a multiple of 4 over int4", self.sizes[dim])
+        steps = [stride for stride, size in zip(cache.stride()[:-1], cache.shape) if size > 1]
+        if any(step % 2 for step in steps) or cache.data_ptr() % 2:
+            at = f"strides {list(cache.stride())} at an {'odd' if cache.data_ptr() % 2 else 'even'} address"
+            raise refused(name, "at an even address and of even strides over int4", at)
 
     def _page(self, k_cache: Tensor) -> None:
         for axis in ("kv_heads", "page_size"):
@@ -240,7 +272,15 @@ class Door:
         x-packed caches have such scales in the order of HND.
         """
         axes = LAYOUTS["HND" if self.cache is None else self.cache[0]][:3]
-        if isinstance(value, Tensor) and value.ndim > 2 and dtype in SCALED:
+        if dtype == INT4:
+            wanted = f"float32 [{', '.join(axes)}], for {of} is int4 (uint8)"
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{name} must be {wanted}, got {kind(value)}")
+            if value.ndim != 3:
+                raise refused(name, wanted, list(value.shape))
+            self.place(name, value, FLOAT32, of, dtype)
+            self.bind(name, value, axes)
+        elif isinstance(value, Tensor) and value.ndim > 2 and dtype in SCALED:
             self.place(name, value, SLOT_SCALE)
             self.bind(name, value, axes)
         else:

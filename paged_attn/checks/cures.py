@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernel_tensors import FLOAT, FP8, SCALED, names
+from .kernel_tensors import FLOAT, FP8, INT4, SCALED, names
 
 OUT = ": leave it out, or torch.empty makes it"  # out has no contents to convert
 SINGLE = {"n": "one set of keys", "batch": "one sequence"}  # name of a first axis -> what a tensor without it holds
@@ -51,10 +51,21 @@ def of_dtype(
         return OUT
     bytes_of = tuple([x for x in dtypes if x in SCALED])
     if name in CACHES and bytes_of and given in (torch.uint8, torch.int8):
-        return f": {name}.view(torch.{names(bytes_of[:1])}) if its bytes are {'fp8' if bytes_of[0] in FP8 else 'int8'}"
+        return _view(name, bytes_of[0])
     if name == "k_cache" and given in FLOAT and decides in FLOAT:
         return f": {beside}.to(torch.{names((given,))}), or a cache of {names((decides,))}"
     return f": {name.split()[0]}.to(torch.{names(dtypes[:1])})"
+
+
+def _view(name: str, dtype: torch.dtype) -> str:
+    """A view of a cache's bytes as this dtype."""
+    form = "fp8" if dtype in FP8 else "int4" if dtype == INT4 else "int8"
+    return f": {name}.view(torch.{names((dtype,))}) if its bytes are {form}"
+
+
+def of_bytes(name: str, shape: Sequence[int], dims: int) -> str:
+    """What to do with a cache of uint8 with a byte for each of its dims: int4 has half as many."""
+    return _view(name, FP8[0]) if len(shape) == 4 and shape[-1] == dims else ""
 
 
 def of_strides(name: str) -> str:

@@ -13,7 +13,9 @@ FLOAT = (*HALF, torch.float32)
 QUERY = (*FLOAT, *FP8)
 FLOAT32 = (torch.float32,)
 SLOT_SCALE = (torch.float32, torch.float16)
-SCALED = (*FP8, torch.int8)  # caches of numbers / scale: the keys of records/formats.LARGEST, which is imported later
+INT4 = torch.uint8  # of caches: two dims a byte
+# Caches that have scales: the keys of records/formats.LARGEST, which is imported later.
+SCALED = (*FP8, torch.int8, INT4)
 INTEGER = (torch.int32, torch.int64)
 BOOL = (torch.bool,)
 INT32 = (torch.int32,)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .axes import PACKED, Door
-from .kernel_tensors import FLOAT, FLOAT32, INTEGER, SCALED, names
+from .kernel_tensors import FLOAT, FLOAT32, INT4, INTEGER, SCALED, names
 from .options import boolean, choice, integer, kind, refused, scale_number, unboxed
 from .overlap import first_overlap, no_overlap, pairs_that_meet, same_elements, writable
 from .page_table import STARTS, admit_page_table, first_true
@@ -17,7 +17,8 @@ from .swapped import LAYOUTS
 
 VALUES = "HDN"  # x-packed values
 LAYOUT_OF_ROWS = LAYOUTS | {VALUES: ("pages", "kv_heads", "head_dim", "page_size")}
-GATHERED = (*FLOAT, *SCALED)  # what gather_pages can multiply by a scale
+BYTES = tuple([x for x in SCALED if x != INT4])
+GATHERED = (*FLOAT, *BYTES)  # what gather_pages can multiply by a scale
 SCALES = (*FLOAT32, torch.float16)
 
 
@@ -178,7 +179,7 @@ def rows_of(out: Any, cache: Any, seq_lens: Any, kv_layout: Any, tokens: Any, dt
     heads, dims = shape_of_rows(cache, kv_layout)
     if dtype not in (None, cache.dtype, *FLOAT):
         raise _wrong_type("dtype", f"{names(FLOAT)}, or that of cache", names((dtype,)))
-    if scale is not None and cache.dtype in SCALED and (cache.dtype if dtype is None else dtype) not in FLOAT:
+    if scale is not None and cache.dtype in BYTES and (cache.dtype if dtype is None else dtype) not in FLOAT:
         given_dtype = f"None, that of cache, {names((cache.dtype,))}" if dtype is None else names((dtype,))
         raise _wrong_type("dtype", f"{names(FLOAT)} with a scale", given_dtype)
     if tokens is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..arguments import scales_slots
 from .axes import Axes, Door
 from .contents import check_write_contents
-from .kernel_tensors import FLOAT, FP8, INTEGER, SAME
+from .kernel_tensors import FLOAT, FP8, INT4, INTEGER, SAME
 from .options import boolean, integer, kind, number, refused
 from .overlap import no_overlap, same_elements, writable, written_scale
 from .page_table import first_true
@@ -61,6 +61,8 @@ def check_projections(given: Projections, options: Rotation) -> Axes:
     head_dim of the sizes is that of the queries, also of latents.
     """
     door = Door()
+    if isinstance(given.k_cache, Tensor) and given.k_cache.dtype == INT4:
+        raise refused("k_cache", "a cache of 8 bits or more: write_kv writes int4", "uint8")
     _check_heads(door, given, options.kv_layout)
     sizes, dtype, last = door.sizes, given.q.dtype, "rope_dim" if given.latent else "head_dim"
     heads, head_dim = sizes["heads"], sizes[last]

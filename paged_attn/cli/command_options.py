@@ -82,7 +82,7 @@ MODEL: tuple[Decorated, ...] = (
     click.option("--latent", is_flag=True, help="Values are the first dims of keys: v_cache is k_cache[..., :N]."),
     click.option("--page-size", type=positive, default=16, show_default=True, help="Tokens in a page."),
     click.option("--dtype", type=Dtype(HALF + FP8), default="bfloat16", show_default=True, help="Of queries."),
-    click.option("--kv-dtype", type=Dtype((*HALF, *FP8, "int8")), help="Of the cache.  [as --dtype]"),
+    click.option("--kv-dtype", type=Dtype((*HALF, *FP8, "int8", "int4")), help="Of the cache.  [as --dtype]"),
     click.option("--side-by-side", is_flag=True, help="Caches are cache[..., :HEAD_DIM] and cache[..., HEAD_DIM:]."),
     click.option("--layout", type=click.Choice(LAYOUTS), default="NHD", show_default=True, help="Of the cache."),
     click.option(
@@ -102,7 +102,9 @@ MODEL: tuple[Decorated, ...] = (
     click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias."),
     click.option("--qq-mask", type=click.IntRange(0, 32), default=0, help="Words of 32 own keys of a qq_mask."),
     click.option("--query-positions", is_flag=True, help="query_positions are given."),
-    click.option("--scales", type=click.Choice(SCALES), default="number", show_default=True, help="Of fp8 and int8."),
+    click.option(
+        "--scales", type=click.Choice(SCALES), default="number", show_default=True, help="Of fp8, int8 and int4."
+    ),
     click.option("--token-scales", is_flag=True, help="q_scale is a tensor: a scale for each token."),
     click.option("--score-mod", help="A user's function: package.module:function."),
     click.option("--score-mod-args", default="", help="Its arguments: float32,37 is a tensor and a number."),
@@ -138,7 +140,7 @@ def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of an element type's name."""
     import torch
 
-    full = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}.get(name, name)
+    full = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "int4": "uint8"}.get(name, name)
     found: torch.dtype = getattr(torch, full)
     return found
 

@@ -15,7 +15,7 @@ from ..launching.platform import HAS_TRITON, Device, device_of
 from ..planning.dialects import dialect
 from ..preparation.model import Lengths, Model, new_dtype, problem_of
 from ..preparation.score_mod_ref import named_by
-from ..records.formats import is_fp8
+from ..records.formats import INT4, is_fp8
 from ..records.key_bounds import KeyBounds, key_bounds_of, page_ids, visible_keys, visible_pairs
 
 if TYPE_CHECKING:  # these modules need Triton
@@ -71,14 +71,15 @@ def memory(question: Question) -> dict[str, int]:
     bounds = key_bounds_of(model)
     lengths = list(zip(question.query_lens, question.seq_lens))
     tokens, keys = sum(question.query_lens), sum(visible_keys(q, k, bounds) for q, k in lengths)
-    key = model.kv_heads * (model.head_dim + model.value_width * (not model.latent))
+    key = model.kv_heads * (model.head_dim + model.value_width * (not model.latent))  # elements
+    stored_key = key // 2 if model.cache_dtype == INT4 else key * model.cache_dtype.itemsize
     new = tokens if model.new else 0
     lse = {"log-sum-exps": 4 * tokens * model.heads} if model.return_lse else {}
     stored = (keys - new) * model.kv_heads * (1 if model.latent else 2)
     scales = {"scales": stored * model.slot_scale.itemsize} if model.slot_scale is not None else {}
     gate = {"gate": tokens * model.heads * model.value_width * model.gate.itemsize} if model.gate is not None else {}
     return {
-        "keys and values": key * ((keys - new) * model.cache_dtype.itemsize + new * new_dtype(model).itemsize),
+        "keys and values": (keys - new) * stored_key + new * key * new_dtype(model).itemsize,
         "queries": tokens * model.heads * model.head_dim * model.dtype.itemsize,
         "results": tokens * model.heads * model.value_width * model.out_dtype.itemsize,
         "page ids": 4 * sum(page_ids(q, k, model.page_size, bounds) for q, k in lengths),
@@ -233,6 +234,8 @@ def question_of(
         value_dim=value_dim,
         **options,
     )
+    if (why := model.why_not_int4) is not None:
+        raise ValueError(why)
     bounds = max_queries or max(query_lens), max_keys or max(seq_lens)
     return Question(
         model,

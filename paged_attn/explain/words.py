@@ -6,7 +6,7 @@ from collections import Counter
 
 import torch
 
-from ..records.formats import is_fp8
+from ..records.formats import INT4, is_fp8
 from .question import Question
 
 # What counts take for granted about arguments whose contents are unknown, by field of Model.
@@ -56,6 +56,8 @@ def assumed_of(question: Question) -> str:
 
 
 def _name(dtype: torch.dtype) -> str:
+    if dtype == INT4:
+        return "int4"
     return str(dtype).removeprefix("torch.") if not is_fp8(dtype) else str(dtype).removeprefix("torch.float8_")
 
 

@@ -13,7 +13,7 @@ import torch
 from ..arguments import BY_ROWS, OF_MODELS, WITHIN, bound
 from ..launching.platform import Device
 from ..planning.dialects import dialect
-from ..records.formats import is_scaled
+from ..records.formats import INT4, is_scaled
 from ..records.key_bounds import key_bounds_of
 from .score_mod_ref import Named
 
@@ -68,6 +68,20 @@ class _Written(NamedTuple):
         kinds = {"per_token": torch.float32, "per_token_float16": torch.float16}
         return kinds.get(self.scales) if is_scaled(self.cache_dtype) else None
 
+    @property
+    def why_not_int4(self) -> str | None:
+        """What an int4 cache of this model would lack, in words; None: nothing, or the cache is no int4."""
+        if self.cache_dtype != INT4:
+            return None
+        if self.scales != "per_token":
+            return f"scales must be per_token over int4, got {self.scales}"
+        if self.kv_layout == "x" or self.latent:
+            return f"int4 caches are neither x-packed nor latent, got {'latent' if self.latent else 'x-packed'}"
+        for name, dim in (("head_dim", self.head_dim), ("value_dim", self.value_width)):
+            if dim % 4:
+                return f"{name} must be a multiple of 4 over int4, got {dim}"
+        return None
+
 
 # Other options of calls that are fields of a model: passed on to calls, and not read here.
 PASSED = {x.name: x.default for x in OF_MODELS if x.name not in _Written._fields}
@@ -84,6 +98,7 @@ else:
         __slots__ = ()
         value_width = _Written.value_width
         slot_scale = _Written.slot_scale
+        why_not_int4 = _Written.why_not_int4
 
 
 class Lengths(NamedTuple):
@@ -212,6 +227,8 @@ def _page_table(model: Model, batch: Lengths) -> Any:
 def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """Caches of the model's layout, and their scales by token, of "k" and "v", if they have such; not filled."""
     page, kv_heads, dim, value_dim = model.page_size, model.kv_heads, model.head_dim, model.value_width
+    if model.cache_dtype == INT4:
+        dim, value_dim = dim // 2, value_dim // 2
     if model.kv_layout == "x":
         x = 16 // model.cache_dtype.itemsize
         shapes: tuple[tuple[int, ...], ...] = ((kv_heads, dim // x, page, x), (kv_heads, value_dim, page))

@@ -112,7 +112,8 @@ def prepare(
         gate: dtype of the gate.  None: no gate.
         score_mod, score_mod_args: as in paged_attention.  The function must belong to a module, because other
             processes import it.  Only dtypes of tensors matter.
-        scales: form of the scales of fp8 and int8 tensors.  Inside torch.compile numbers become tensors.
+        scales: form of the scales of fp8, int8 and int4 tensors.  Inside torch.compile numbers become tensors.  int4
+            has "per_token".
 
             - "number": a number on the host.
             - "tensor": one number for all heads: [], [1], or expanded from one of these.
@@ -185,6 +186,8 @@ def _check(model: Model) -> None:
     choice("kv_layout", model.kv_layout, ("NHD", "HND", "x"))
     choice("scales", model.scales, SCALES)
     check_options(**{x.name: getattr(model, x.name) for x in OF_MODELS})
+    if (why := model.why_not_int4) is not None:
+        raise ValueError(why)
     if model.heads % model.kv_heads:
         given = f"{model.heads}: both of one device"
         raise ValueError(f"heads must be a multiple of kv_heads = {model.kv_heads}, got {given}")

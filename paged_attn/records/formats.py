@@ -2,10 +2,13 @@
 
 import torch
 
-# Bits behind sign and exponent of formats of one byte, which are passed to kernels as bytes; int8 has no exponent.
-MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2, torch.int8: 7}
+INT4 = torch.uint8  # of caches: a byte has two dims, the earlier one in its lower bits, as 0 to 15
+# Bits behind sign and exponent of formats of a byte or less, which are passed to kernels as bytes; int8 and int4 have
+# no exponent.
+MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2, torch.int8: 7, INT4: 4}
 # Largest number of each format.  A cache holds number / scale.  int8 is symmetric: -128 is read, but never written.
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+# int4 holds number / scale + zero point.
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0, INT4: 15.0}
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by their bytes
 
 
@@ -15,8 +18,13 @@ def is_fp8(dtype: torch.dtype) -> bool:
 
 
 def is_scaled(dtype: torch.dtype) -> bool:
-    """Whether numbers of this type are stored / scale: fp8 and int8."""
+    """Whether caches of this type have scales: fp8, int8 and int4."""
     return dtype in LARGEST
+
+
+def dims_of(cache: torch.Tensor) -> int:
+    """Dims of a head along the last axis of a cache; a byte of int4 has two."""
+    return cache.shape[-1] * (2 if cache.dtype == INT4 else 1)
 
 
 def in_words(x: torch.Tensor) -> torch.Tensor:
@@ -33,7 +41,7 @@ def page_of(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int]:
 
 def value_dim_of(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
     """Dims of values: axis 2 of an x-packed v_cache, the last axis of others."""
-    return v_cache.shape[2 if k_cache.ndim == 5 else 3]
+    return v_cache.shape[2] if k_cache.ndim == 5 else dims_of(v_cache)
 
 
 # Triton's cdiv and next_power_of_2 take 2 us a call, because kernels use them, too.  A plan calls them a dozen times.

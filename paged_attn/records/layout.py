@@ -18,7 +18,7 @@ FAR_TOKENS, FAR_HEADS = 1 << 19, 1 << 23
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor, tl.constexpr]:
-    """(tensor to point at, FP8): fp8 and int8 go as bytes; the interpreter and some targets lack fp8 types."""
+    """(tensor to point at, FP8): fp8, int8 and int4 go as bytes; the interpreter and some targets lack fp8 types."""
     fp8 = MANTISSA.get(x.dtype, 0)
     return x.view(torch.uint8) if fp8 else x, tl.constexpr(fp8)
 
@@ -103,15 +103,18 @@ def _by_slot(kv: KV, scale: Any, order: str) -> KV:
 
 
 def pairable(kv: KV, head_dim: int) -> bool:
-    """Whether dims of a cache of bytes can be read two at a time: strides are even, and half a head fits a dot."""
-    if kv.FP8 == 0 or head_dim <= 16:
+    """Whether a cache of bytes can be read two bytes at a time: strides are even, and half a head fits a dot.
+
+    A part of int4 is padded for a dot.
+    """
+    if kv.FP8 == 0 or (head_dim <= 16 and kv.FP8 != 4):
         return False
     steps = (kv.stride_page, kv.stride_slot, kv.stride_head, kv.stride_run, kv.RUN)
     return math.gcd(*steps, kv.ptr.storage_offset(), kv.ptr.data_ptr()) % 2 == 0
 
 
 def pairs(cache: KeyValues, head_dim: int, value_dim: int) -> KeyValues:
-    """The cache through int16 pointers: two dims an element, for keys and for values if they are `pairable`."""
+    """The cache through int16 pointers: two bytes an element, for keys and for values if they are `pairable`."""
     return KeyValues(*(_pairs(kv) if pairable(kv, n) else kv for kv, n in zip(cache, (head_dim, value_dim))))
 
 
@@ -127,7 +130,7 @@ def _pairs(kv: KV) -> KV:
         stride_run=run,
         RUN=kv.RUN // 2,
         ALIGN=_align(ptr, page, slot, head, run),
-        PARTS=tl.constexpr(2),
+        PARTS=tl.constexpr(4 if kv.FP8 == 4 else 2),
     )
 
 

@@ -26,7 +26,7 @@ class Config(NamedTuple):
     whole: int = 0  # blocks of up to so many keys are not cut, if blocks keep a quarter of the multiprocessors busy
     enough: float = float("inf")  # from so many blocks per multiprocessor on, no block is cut
     boxes: bool = False  # full tiles are loaded by TMA, if pages are whole tiles
-    pairs: bool = False  # fp8 keys and values are read two dims at a time
+    pairs: bool = False  # keys and values are read two bytes at a time: two dims, or four of int4
     registers: int | None = None  # per thread, at most
     head_blocks: int = 1  # parts of a latent cache's query heads; kernels treat each part as a KV head
     piece: int | None = None  # keys are cut only at multiples of this number, which is a multiple of every tile

@@ -52,7 +52,7 @@ class Problem(NamedTuple):
     query: torch.dtype
     cache: torch.dtype
     packed: bool  # x-packed
-    pairable: bool  # all keys are fp8 or int8, and can be read two dims at a time
+    pairable: bool  # all keys are fp8, int8 or int4, and can be read two bytes at a time
     boxable: bool  # TMA can read the caches
     rows_per_page: int  # stride of pages in strides of slots (x-packed: 1); 0: TMA boxes cannot span several slots
     adjacent: bool  # a slot's KV heads lie side by side, in both caches
@@ -191,7 +191,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
 def _operand_dtype(q: Tensor, k_cache: Tensor, k_new: Tensor | None) -> torch.dtype:
     """Dtype of the dots' operands: float32 for float32 queries, else the dtype of 16-bit keys.
 
-    If all keys are fp8 or int8 and queries are not float32, operands are float16, which holds every such number.
+    If all keys have a byte or less and queries are not float32, operands are float16, which holds every such number.
     bfloat16 keys may be anywhere in bfloat16's range; only queries are brought into float16's range, row by row.
     """
     keys = [x.dtype for x in (k_cache, k_new) if x is not None]
@@ -200,7 +200,7 @@ def _operand_dtype(q: Tensor, k_cache: Tensor, k_new: Tensor | None) -> torch.dt
 
 
 def _pairable(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_layout: str) -> bool:
-    """Whether fp8 or int8 keys can be read two dims at a time."""
+    """Whether fp8, int8 or int4 keys can be read two bytes at a time."""
     if q.dtype == torch.float32 or not is_scaled(k_cache.dtype):
         return False
     return layout.pairable(layout.cache(k_cache, v_cache, kv_layout).key, q.shape[2])

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .cache import gather, own_number, pages_of_seq, slot_scales
-from .scales import Scale, by_slot, narrow, per_kv_head, per_seq, per_token
+from .cache import gather, own_number, pages_of_seq, scaled
+from .scales import INT4, Scale, by_slot, narrow, per_kv_head, per_seq, per_token
 
 
 def paged_attention(
@@ -71,7 +71,7 @@ def paged_attention(
     """
     tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1] if k_cache.dim() == 5 or kv_layout == "HND" else k_cache.shape[2]
-    value_dim = v_cache.shape[2 if k_cache.dim() == 5 else 3]
+    value_dim = v_cache.shape[2 if k_cache.dim() == 5 else 3] * (2 if v_cache.dtype == INT4 else 1)
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     left, right = _sides(window_size, q)  # [H or 1, 1, 1]
     reach = None if (left < 0).any() else int(left.max())  # keys before a query's position that some head sees
@@ -113,10 +113,7 @@ def paged_attention(
         pages, number = pages_of_seq(page_table, seq), own_number(cached, shard)
         k, v = gather(k_cache, v_cache, pages, number, kv_layout)
         k, v = k * key_scales[seq], v * value_scales[seq]
-        if isinstance(k_scale, Tensor) and by_slot(k_scale):
-            k = k * slot_scales(k_scale, k_cache, pages, number, kv_layout)[..., None]
-        if isinstance(v_scale, Tensor) and by_slot(v_scale):
-            v = v * slot_scales(v_scale, k_cache, pages, number, kv_layout)[..., None]
+        k, v = (scaled(x, scale, k_cache, pages, number, kv_layout) for x, scale in ((k, k_scale), (v, v_scale)))
         if k_new is not None:
             own = start + key[key >= context_len] - context_len
             values = k_new[..., :value_dim] if v_new is None else v_new

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from .scales import Scale, by_slot, narrow, per_kv_head, quantised
+from .scales import INT4, Scale, by_slot, narrow, per_kv_head, quantised, scale_and_zero
 
 
 def write_kv(
@@ -24,7 +25,7 @@ def write_kv(
 
     Token t of k and v goes to slot_mapping[t] = page * page_size + slot, or nowhere if slot_mapping[t] is negative.  If
     v is None, values are the first dims of keys, and writing the keys writes them.
-    Scales by token are computed and written, too.  Quotients are those of float32.
+    Scales by token, and zero points of int4, are computed and written, too.  Quotients are those of float32.
     """
     page_size = k_cache.shape[3 if k_cache.dim() == 5 else 2 if kv_layout == "HND" else 1]
     keep = slot_mapping >= 0
@@ -65,18 +66,33 @@ def own_number(pos: Tensor, shard: tuple[int, int, int] | None) -> Tensor:
     return pos // (stripe * world) * stripe + pos % stripe
 
 
-def slot_scales(scale: Tensor, k_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str) -> Tensor:
-    """Scales [N, G] of some positions [N] of one sequence."""
+def scaled(
+    stored: Tensor, scale: Scale, k_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str
+) -> Tensor:  # fmt: skip
+    """Stored numbers [N, G, D] at positions [N] of one sequence, as real numbers, if scale is by slot."""
+    if not isinstance(scale, Tensor) or not by_slot(scale):
+        return stored
     rows = scale if kv_layout == "NHD" and k_cache.dim() == 4 else scale.transpose(1, 2)
-    return rows[pages[pos // rows.shape[1]].long(), pos % rows.shape[1]].double()
+    found = rows[pages[pos // rows.shape[1]].long(), pos % rows.shape[1]]
+    if k_cache.dtype != INT4:
+        return stored * found.double()[..., None]
+    scales, zeros = scale_and_zero(found)
+    return (stored - zeros[..., None]) * scales[..., None]
 
 
 def gather(k_cache: Tensor, v_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str) -> tuple[Tensor, Tensor]:
-    """Keys and values [N, G, D] at positions [N] of one sequence, as float64; no other slot is read."""
+    """Keys and values [N, G, D] at positions [N] of one sequence, as stored, in float64; no other slot is read."""
     page_size = v_cache.shape[3] if k_cache.dim() == 5 else k_cache.shape[2 if kv_layout == "HND" else 1]
     page, slot = pages[pos // page_size].long(), pos % page_size
     if k_cache.dim() == 5:  # K [pages, G, D // x, page_size, x], V [pages, G, D, page_size]
         return k_cache[page, :, :, slot].flatten(2).double(), v_cache[page, :, :, slot].double()
     if kv_layout == "HND":  # [pages, G, page_size, D]
-        return k_cache[page, :, slot].double(), v_cache[page, :, slot].double()
-    return k_cache[page, slot].double(), v_cache[page, slot].double()  # NHD: [pages, page_size, G, D]
+        return whole(k_cache[page, :, slot]), whole(v_cache[page, :, slot])
+    return whole(k_cache[page, slot]), whole(v_cache[page, slot])  # NHD: [pages, page_size, G, D]
+
+
+def whole(stored: Tensor) -> Tensor:
+    """Stored elements as float64; of int4, both numbers of each byte."""
+    if stored.dtype != INT4:
+        return stored.double()
+    return torch.stack([stored & 15, stored >> 4], -1).flatten(-2).double()

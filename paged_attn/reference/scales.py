@@ -1,4 +1,4 @@
-"""Scales of heads, of tokens and of slots of the cache, and rounding."""
+"""Scales of heads, of tokens and of slots of the cache, zero points of int4, and rounding."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 Scale = float | Tensor | None
-# The largest numbers of formats of one byte, which saturate at them.
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+INT4 = torch.uint8  # of caches: a byte has two dims, the earlier one in its lower bits
+# The largest numbers of formats of a byte or less, which saturate at them.
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0, INT4: 15.0}
 
 
 def per_kv_head(scale: Scale, num_kv_heads: int, like: Tensor) -> Tensor:
@@ -49,8 +50,10 @@ def quantised(values: Tensor, like: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 
     A scale is the largest magnitude of a token's head / the largest number of dtype, in float32; float16 saturates.
     Numbers are divided by the scale as stored.  A scale of 0, and one of NaN where a number is infinite or NaN, stand
-    beside stored zeros.
+    beside stored zeros.  int4: `quantised_with_zero`.
     """
+    if dtype == INT4:
+        return quantised_with_zero(values)
     most = values.float().abs().amax(-1)
     scales = most / torch.full_like(
         most, LARGEST[dtype]
@@ -58,6 +61,33 @@ def quantised(values: Tensor, like: Tensor, dtype: torch.dtype) -> tuple[Tensor,
     scales = torch.where(scales.isfinite(), scales.clamp(max=torch.finfo(like.dtype).max), torch.nan).to(like.dtype)
     by = scales.float()[..., None]
     return narrow(torch.where(by > 0, values.float() / by, 0.0), dtype), scales
+
+
+def quantised_with_zero(values: Tensor) -> tuple[Tensor, Tensor]:
+    """(bytes [tokens, kv_heads, dims / 2], scales [tokens, kv_heads] float32) of an int4 cache.
+
+    number = (stored - zero point) * scale, with stored numbers and zero points 0 to 15.  The range is that from the
+    least to the largest number of a token's head and 0, so that 0 is exact.  The lowest four bits of a scale, as an
+    integer, are the zero point; as a number, a scale has zeros there.  NaN and infinity as in `quantised`.
+    """
+    values = values.float()
+    least, most = values.amin(-1).clamp(max=0.0), values.amax(-1).clamp(min=0.0)
+    steps = torch.full_like(most, LARGEST[INT4])
+    scales = most / steps - least / steps
+    whole = values.isfinite().all(-1)
+    bits = torch.where(whole, scales, torch.nan).view(torch.int32) & 0x7FFFFFF0
+    scales = bits.view(torch.float32)
+    by, usable = torch.where(scales > 0, scales, 1.0), scales > 0
+    zero = torch.where(usable, (-least / by).round(), 0.0).clamp(0, 15)
+    stored = torch.where(usable[..., None], (values / by[..., None]).round() + zero[..., None], 0.0).clamp(0, 15)
+    stored = stored.to(torch.uint8).unflatten(-1, (-1, 2))
+    return stored[..., 0] | stored[..., 1] << 4, (bits | zero.int()).view(torch.float32)
+
+
+def scale_and_zero(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """(scales, zero points), both float64, of float32 scales of an int4 cache."""
+    bits = scales.contiguous().view(torch.int32)
+    return (bits & -16).view(torch.float32).double(), (bits & 15).double()
 
 
 def narrow(values: Tensor, dtype: torch.dtype) -> Tensor:

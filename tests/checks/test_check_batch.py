@@ -96,27 +96,28 @@ BATCH: list[tuple[str, Change, type[Exception], str]] = [
         "plain",
         value(k_cache=None),
         TypeError,
-        "k_cache must be a tensor of bfloat16 | float8_e4m3fn | float8_e5m2 | int8, for q is bfloat16, got None",
+        "k_cache must be a tensor of bfloat16 | float8_e4m3fn | float8_e5m2 | int8 | uint8, for q is bfloat16, "
+        "got None",
     ),
     (
         "plain",
         to("k_cache", torch.float16),
         TypeError,
-        "k_cache must be bfloat16 | float8_e4m3fn | float8_e5m2 | int8, for q is bfloat16, "
+        "k_cache must be bfloat16 | float8_e4m3fn | float8_e5m2 | int8 | uint8, for q is bfloat16, "
         "got float16: q.to(torch.float16), or a cache of bfloat16",
     ),
     (
         "plain",
         to("k_cache", torch.float32),
         TypeError,
-        "k_cache must be bfloat16 | float8_e4m3fn | float8_e5m2 | int8, for q is bfloat16, "
+        "k_cache must be bfloat16 | float8_e4m3fn | float8_e5m2 | int8 | uint8, for q is bfloat16, "
         "got float32: q.to(torch.float32), or a cache of bfloat16",
     ),
     (
         "fp8",
         to("k_cache", torch.float32),
         TypeError,
-        "k_cache must be float16 | bfloat16 | float8_e4m3fn | float8_e5m2 | int8, for q is float8_e4m3fn, "
+        "k_cache must be float16 | bfloat16 | float8_e4m3fn | float8_e5m2 | int8 | uint8, for q is float8_e4m3fn, "
         "got float32: k_cache.to(torch.float16)",
     ),
     (

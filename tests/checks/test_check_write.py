@@ -96,7 +96,7 @@ WRITE: list[tuple[torch.dtype, str, Change, type[Exception], str]] = [
         "NHD",
         to("k_cache", torch.bfloat16),
         TypeError,
-        "k_cache must be float16 | float8_e4m3fn | float8_e5m2 | int8, for k is float16, "
+        "k_cache must be float16 | float8_e4m3fn | float8_e5m2 | int8 | uint8, for k is float16, "
         "got bfloat16: k.to(torch.bfloat16), or a cache of float16",
     ),
     (

@@ -138,7 +138,7 @@ WRITE_QKV: list[tuple[str, Change, type[Exception], str]] = [
         "",
         to("k_cache", torch.bfloat16),
         TypeError,
-        "k_cache must be float16 | float8_e4m3fn | float8_e5m2 | int8, for q is float16, "
+        "k_cache must be float16 | float8_e4m3fn | float8_e5m2 | int8 | uint8, for q is float16, "
         "got bfloat16: q.to(torch.bfloat16), or a cache of float16",
     ),
     ("", value(kv_layout="HDN"), ValueError, "kv_layout must be 'NHD' or 'HND', got 'HDN': 'NHD'?"),

@@ -85,7 +85,8 @@ ATTENTION = (
     # dtypes: who decides them
     Wrong(
         attend(to("q", torch.float32)),
-        "k_cache", "bfloat16", "float32 | float8_e4m3fn | float8_e5m2 | int8, for q is float32", "q.to(torch.bfloat16)",
+        "k_cache", "bfloat16", "float32 | float8_e4m3fn | float8_e5m2 | int8 | uint8, for q is float32",
+        "q.to(torch.bfloat16)",
     ),
     Wrong(
         attend(to("v_cache", torch.float32)),
@@ -106,9 +107,10 @@ ATTENTION = (
     Wrong(
         attend(to("k_cache", torch.float32), "fp8"),
         "k_cache", "float32",
-        "float16 | bfloat16 | float8_e4m3fn | float8_e5m2 | int8, for q is float8_e4m3fn", "k_cache.to(torch.float16)",
+        "float16 | bfloat16 | float8_e4m3fn | float8_e5m2 | int8 | uint8, for q is float8_e4m3fn",
+        "k_cache.to(torch.float16)",
     ),
-    Wrong(attend(to("k_cache", torch.uint8)), "k_cache", "uint8", "float8_e4m3fn", "k_cache.view(torch.float8_e4m3fn)"),
+    Wrong(attend(to("k_cache", torch.uint8)), "k_cache", "uint8", "head_dim / 2", "k_cache.view(torch.float8_e4m3fn)"),
     Wrong(write(value(k_scale=None), torch.int8), "k_scale", "k_cache is int8", "is required", "1.0 if"),
     Wrong(
         attend(lambda c: {"k_scale": torch.ones(12, 2, 8)}, "fp8 cache"),
@@ -268,7 +270,8 @@ OTHERS = (
     Wrong(
         write(to("k_cache", torch.float32)),
         "k_cache", "float32",
-        "float16 | float8_e4m3fn | float8_e5m2 | int8, for k is float16", "k.to(torch.float32), or a cache of float16",
+        "float16 | float8_e4m3fn | float8_e5m2 | int8 | uint8, for k is float16",
+        "k.to(torch.float32), or a cache of float16",
     ),
     Wrong(write(to("v", torch.float32)), "v", "got float32", "float16, for k is float16", "v.to(torch.float16)"),
     Wrong(

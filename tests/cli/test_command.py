@@ -154,7 +154,8 @@ def test_prepare_refuses_before_it_begins(asked: list[dict[str, Any]], monkeypat
         ("--layout x-packed --head-dim 20 --device h200", "divisible by 8, got 20"),
         (
             "--dtype float16 --kv-dtype bfloat16 --device h200",
-            "--kv-dtype must be float16 | float8_e4m3fn | float8_e5m2 | int8, for --dtype is float16, got bfloat16",
+            "--kv-dtype must be float16 | float8_e4m3fn | float8_e5m2 | int8 | uint8, for --dtype is float16, "
+            "got bfloat16",
         ),
         ("--device h900", "a device must be one of a100"),
         ("--window 3 -2 --device h200", "-2 is not in the range"),

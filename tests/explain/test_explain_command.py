@@ -69,7 +69,8 @@ def test_the_command_takes_every_option(words: str) -> None:
         ("--heads 9", "heads must be a multiple of kv_heads = 8, got 9"),
         (
             "--kv-dtype float32",
-            "kv_dtype must be bfloat16 | float8_e4m3fn | float8_e5m2 | int8, for dtype is bfloat16, got float32",
+            "kv_dtype must be bfloat16 | float8_e4m3fn | float8_e5m2 | int8 | uint8, for dtype is bfloat16, "
+            "got float32",
         ),
         ("--layout x-packed --head-dim 20", "wants a head_dim divisible by 8"),
         ("--shard 2 2 16", "rank must be less than world, got (2, 2, 16)"),

@@ -31,6 +31,9 @@ TOLD = {
 }  # fmt: skip
 
 
+SCALES = {"per_token": "per_token", "per_token, float16": "per_token_float16"}  # scales of a case and of a model
+
+
 def problem_of_case(case: Case, device: Device = H200) -> Problem:
     """A case as the planner meets it, with the bounds that the case gives."""
     mod = MODS[case.score_mod] if case.score_mod else None
@@ -51,7 +54,7 @@ def problem_of_case(case: Case, device: Device = H200) -> Problem:
         qq_bias=case.qq_bias,
         qq_mask=case.qq_mask,
         query_positions=bool(case.positions),
-        scales="per_head" if case.scales.startswith("per_") else "number",
+        scales=SCALES.get(case.scales, "per_head" if case.scales.startswith("per_") else "number"),
         return_lse=case.lse,
         score_mod=mod and named(mod.triton, mod.args(case.heads, "cpu")),
         value_dim=case.value_dim,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paged_attn.records.key_bounds import key_bounds_of
-from tests.support.formats import INT8, bits, is_fp8, is_scaled, stored
+from tests.support.formats import INT4, INT8, bits, is_fp8, is_scaled, stored, with_zero
 
 if TYPE_CHECKING:
     from tests.support.cases import Case
@@ -29,7 +29,8 @@ SCALES = {
     "per_token": lambda x, seqs: x,
     "per_token, float16": lambda x, seqs: x,
 }
-INT8_STEP = 1 / 32  # the scale of int8 where fp8 has 1: normal numbers then take up most of its range
+# Scales where fp8 has 1: normal numbers then take up most of the range of int8 and of int4.
+STEPS = {INT8: 1 / 32, INT4: 1 / 3}
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator, scale: Any = None) -> Tensor:
@@ -56,7 +57,7 @@ def scales_of(case: Case, rng: torch.Generator) -> dict[str, Any]:
         if case.scales.startswith("per_seq"):
             shape = len(case.seq_lens), case.kv_heads
         scales = {name: 0.5 + torch.rand(shape, generator=rng, device=rng.device) for name in scales}
-    scales = {name: INT8_STEP * scale if dtypes[name] == INT8 else scale for name, scale in scales.items()}
+    scales = {name: STEPS.get(dtypes[name], 1) * scale for name, scale in scales.items()}
     if is_fp8(case.dtype_of_out):
         as_tensor = case.scales in SCALES
         scales["out_scale"] = torch.tensor([case.out_scale], device=rng.device) if as_tensor else case.out_scale
@@ -197,16 +198,22 @@ def caches_of(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: 
         if by_slot:
             slots = (num_live, page, case.kv_heads)
             scale = scale * (0.5 + torch.rand(slots, generator=rng, device=device))
+            if cache.dtype == INT4:
+                scale = with_zero(scale, torch.randint(16, slots, generator=rng, device=device))
             scales[name] = slot_scales(case, num_pages, ids, scale, dead)
             scale = scale.to(scales[name].dtype).float()[..., None]
         if not filled:
             continue
+        zero: Any = 0
+        if cache.dtype == INT4:
+            words = scale.view(torch.int32)
+            scale, zero = (words & -16).view(torch.float32), words & 15
         keys = torch.randn(num_live, page, case.kv_heads, dim, generator=rng, device=device)
         if isinstance(scale, Tensor) and not by_slot:
             scale = scale[:, None] if scale.ndim == 1 else scale[seq.to(device), None, :, None]
-        keys = keys / scale
+        keys = keys / scale + zero
         keys = stored(
-            keys.masked_fill_(dead[:, :, None, None], 127.0 if cache.dtype == INT8 else torch.nan), cache.dtype
+            keys.masked_fill_(dead[:, :, None, None], 127.0 if cache.dtype in STEPS else torch.nan), cache.dtype
         )
         if cache.dim() == 5:  # packed K as [pages, page_size, kv_heads, head_dim // x, x]
             bits(cache).permute(0, 3, 1, 2, 4)[ids.to(device)] = bits(keys).unflatten(-1, (-1, cache.shape[4]))
@@ -256,6 +263,8 @@ def _empty_caches(case: Case, num_pages: int, device: Any, made: Callable[..., T
     dtype, heads, page = case.dtype_of_cache, case.kv_heads, case.page_size
     dim, value_dim = case.head_dim, case.value_width
     x = case.x or math.gcd(dim, 16 // dtype.itemsize)
+    if dtype == INT4:
+        dim, value_dim = dim // 2, value_dim // 2
     shapes = {
         "NHD": tuple((num_pages, page, heads, n) for n in (dim, value_dim)),
         "HND": tuple((num_pages, heads, page, n) for n in (dim, value_dim)),

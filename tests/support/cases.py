@@ -47,7 +47,7 @@ from tests.support.comparing import (
     rounds_weights,
     worst_share,
 )
-from tests.support.formats import E4M3, E5M2, INT8, bits, is_fp8, is_scaled, widest
+from tests.support.formats import E4M3, E5M2, INT4, INT8, bits, is_fp8, is_scaled, widest
 from tests.support.torch_ways import IN_TORCH
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "E4M3",
     "E5M2",
     "FP8_NORM",
+    "INT4",
     "INT8",
     "LINE_NORM",
     "LSE_TOLERANCES",

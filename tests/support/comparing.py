@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.formats import E4M3, E5M2, bits, is_fp8, widest
+from tests.support.formats import E4M3, E5M2, INT4, bits, int4_numbers, is_fp8, widest
 from tests.support.torch_ways import IN_TORCH
 
 if TYPE_CHECKING:
@@ -129,10 +129,19 @@ def _in_16_bits(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 def _with_magnitudes(given: dict[str, Any]) -> dict[str, Any]:
     """A call of the reference whose values are followed by their magnitudes, as further dims: one pass over scores."""
     dims = {"v_cache": 2 if given["k_cache"].dim() == 5 else 3, "v_new": 2}
+    magnitudes: dict[str, Tensor] = {}
+    if given["v_cache"].dtype == INT4:
+        # Magnitudes may be no int4.  Sums of stored numbers and of zero points are apart: a step more than the values.
+        numbers, scale = int4_numbers(given["v_cache"], given["v_scale"])
+        given = given | {"v_cache": numbers * scale, "v_scale": 1.0}
+        magnitudes["v_cache"] = (numbers.abs() + 1) * scale
     if given.get("k_new") is not None and given["v_new"] is None:
         given = given | {"v_new": given["k_new"][..., : given["v_cache"].shape[3]]}
     values = {name: given[name] for name in dims if given.get(name) is not None}
-    doubled = {name: torch.cat([bits(v), bits(_magnitude(v))], dims[name]).view(v.dtype) for name, v in values.items()}
+    magnitudes = {name: _magnitude(v) for name, v in values.items()} | magnitudes
+    doubled = {
+        name: torch.cat([bits(v), bits(magnitudes[name])], dims[name]).view(v.dtype) for name, v in values.items()
+    }
     gate = given.get("gate")
     return given | doubled | ({} if gate is None else {"gate": torch.cat([gate, gate], 2)})
 
@@ -152,6 +161,8 @@ def _sums_of_magnitudes(given: dict[str, Any]) -> Tensor:
     scale = given.get("k_scale") if given.get("v_scale") is None else given["v_scale"]
     if isinstance(scale, Tensor) and scale.ndim == 3:  # weights are multiples of the largest scale, or up to twice that
         equal["v_scale"] = 2 * float(scale[scale.isfinite()].max())
+        if given["v_cache"].dtype == INT4:
+            equal["v_cache"] = int4_numbers(given["v_cache"], scale)[0]
     both, log_number = reference.paged_attention(**_with_magnitudes(given | equal))
     return both.chunk(2, dim=2)[1] * log_number.exp()[..., None]
 

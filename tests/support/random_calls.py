@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from paged_attn.arguments import ARGUMENTS, BY_NAME, OPTION, REFUSED
-from tests.support.cases import E4M3, E5M2, INT8, Case, is_fp8, is_scaled
+from tests.support.cases import E4M3, E5M2, INT4, INT8, Case, is_fp8, is_scaled
 from tests.support.random_batches import random_decodes, random_lengths
 
 Fields = dict[str, Any]
@@ -52,6 +52,12 @@ def refused(name: str, fields: Fields) -> bool:
     """Whether an argument may not stand beside one that these fields of a case give."""
     others = [x.argument if x.beside == name else x.beside for x in REFUSED if name in (x.argument, x.beside)]
     return any(fields.get(field) for other in others for field in BY_NAME[other].model)
+
+
+def _widths(fields: Fields, widths: tuple[int, ...], most: int) -> list[int]:
+    """Those of these widths that a cache may have."""
+    step = 4 if fields["cache_dtype"] == INT4 else 1
+    return [n for n in widths if n <= most and n % step == 0]
 
 
 # What the Hopper kernels may be asked for, of a model and of a case.  Later lines know what earlier ones have drawn.
@@ -120,20 +126,21 @@ ANYTHING: dict[str, Draw] = {
     **SIZES,
     "dtype": one_of(BF16, FP16, F32, E4M3, E5M2),
     "cache_dtype": lambda rng, f: rng.choice(
-        [E4M3, E5M2, INT8, FP16, BF16] if is_fp8(f["dtype"]) else [f["dtype"]] * 2 + [E4M3, E5M2, INT8]
+        [E4M3, E5M2, INT8, INT4, FP16, BF16] if is_fp8(f["dtype"]) else [f["dtype"]] * 2 + [E4M3, E5M2, INT8, INT4]
     ),
     "head_dim": lambda rng, f: rng.choice(
-        [n for n in (64, 128, 16, 32, 80, 96, 192, 256, 1, 2, 20, 24, 40, 72, 136, 250) if n <= f["most_head_dim"]]
+        _widths(f, (64, 128, 16, 32, 80, 96, 192, 256, 1, 2, 20, 24, 40, 72, 136, 250), f["most_head_dim"])
     ),
-    "value_dim": lambda rng, f: rng.choice(
-        [None] * 8 + [n for n in (64, 128, 512, 1, 40) if n <= 2 * f["most_head_dim"]]
-    ),
+    "value_dim": lambda rng, f: rng.choice([None] * 8 + _widths(f, (64, 128, 512, 1, 40), 2 * f["most_head_dim"])),
+    "layout": lambda rng, f: rng.choice(["NHD", "NHD", "HND"] + ["x"] * (f["cache_dtype"] != INT4)),
     "page_size": one_of(16, 1, 8, 12, 32, 64, 7, 128, 544),
     "softcap": one_of(0.0, 0.0, 0.0, 10.0, 25.0, 3.0),
     "alibi": maybe(0.2),
     **OPTIONS,
     "scales": lambda rng, f: (
-        rng.choice(["per_token", "per_token", "per_token, float16", OPTIONS["scales"](rng, f)])
+        "per_token"
+        if f["cache_dtype"] == INT4
+        else rng.choice(["per_token", "per_token", "per_token, float16", OPTIONS["scales"](rng, f)])
         if is_scaled(f["cache_dtype"])
         else OPTIONS["scales"](rng, f)
     ),
@@ -149,7 +156,10 @@ ANYTHING: dict[str, Draw] = {
     "own_out": lambda rng, f: sometimes(rng, 0.1) and f["shard"] is None,
     "shared_buffer": maybe(0.2),
     "latent": lambda rng, f: (
-        sometimes(rng, 0.15) and f["layout"] != "x" and (f["value_dim"] or f["head_dim"]) <= f["head_dim"]
+        sometimes(rng, 0.15)
+        and f["layout"] != "x"
+        and f["cache_dtype"] != INT4
+        and (f["value_dim"] or f["head_dim"]) <= f["head_dim"]
     ),
     "integers": one_of(torch.int32, torch.int32, torch.int32, torch.int64),
     "qq_bias": one_of(0, 0, 0, 1, 8, 64),

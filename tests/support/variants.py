@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import paged_attn
-from tests.support.cases import E4M3, E5M2, INT8, Case, build
+from tests.support.cases import E4M3, E5M2, INT4, INT8, Case, build
 
 LONG, MANY = (8192,), (64,) * 64
 DECODE = dict(
@@ -294,6 +294,30 @@ BY_TOKEN: dict[str, Any] = {
     "prefill e4m3 by token": PREFILL | dict(cache_dtype=E4M3, scales="per_token"),
     "prefill int8": PREFILL | dict(cache_dtype=INT8),
 }
+OF_INT4: dict[str, Any] = dict(cache_dtype=INT4, scales="per_token")
+IN_INT4: dict[str, Any] = {
+    "decode int4": DECODE | OF_INT4,
+    "decode split int4": DECODE | OF_INT4 | dict(query_lens=(1,), seq_lens=LONG),
+    "decode split int4 features": DECODE | FEATURES | OF_INT4 | dict(query_lens=(1,), seq_lens=LONG),
+    "decode int4 head_dim 64": DECODE | OF_INT4 | dict(head_dim=64),
+    "decode int4 head_dim 256": DECODE | OF_INT4 | dict(head_dim=256),
+    "decode int4 new": DECODE | OF_INT4 | dict(new=True),
+    "decode invariant int4": DECODE | OF_INT4 | INVARIANT | dict(query_lens=(1,), seq_lens=LONG),
+    "decode all fp8 over int4": DECODE | OF_INT4 | dict(dtype=E4M3, out_dtype=E4M3),
+    "speculate int4": DECODE | OF_INT4 | dict(query_lens=(8,) * 64, decode_form=False, bounds=True),
+    "speculate int4 head_dim 64": DECODE
+    | OF_INT4
+    | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, head_dim=64),
+    "speculate split int4 tree": DECODE
+    | OF_INT4
+    | dict(query_lens=(8,), seq_lens=LONG, decode_form=False, bounds=True, qq_bias=8),
+    "prefill int4": PREFILL | OF_INT4,
+    "prefill split int4": PREFILL | OF_INT4 | dict(query_lens=(128,), seq_lens=LONG),
+    "prefill int4 features": PREFILL | FEATURES | OF_INT4,
+    "prefill int4 head_dim 256": PREFILL | OF_INT4 | dict(head_dim=256),
+    "prefill int4 fp32": PREFILL | OF_INT4 | dict(dtype=torch.float32),
+    "prefill invariant int4": PREFILL | OF_INT4 | INVARIANT,
+}
 
 
 def _attention(name: str, fields: dict[str, Any]) -> None:
@@ -357,4 +381,6 @@ def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
     found |= {name: functools.partial(_attention, name, fields) for name, fields in BY_TOKEN.items()}
     found["write int8 by token"] = functools.partial(_write, INT8, "NHD", "per_token")
     found["write packed e4m3 by token"] = functools.partial(_write, E4M3, "x", "per_token, float16")
+    found |= {name: functools.partial(_attention, name, fields) for name, fields in IN_INT4.items()}
+    found["write int4"] = functools.partial(_write, INT4, "NHD", "per_token")
     return [(name, call) for name, call in found.items() if not wanted or any(word in name for word in wanted)]

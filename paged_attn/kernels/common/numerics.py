@@ -35,6 +35,22 @@ _INT8 = """{
 INT8_PAIRS = tl.constexpr(_INT8 % ("0x4240", "0x4341"))
 INT8_FOURS = tl.constexpr(_INT8 % ("0x4140", "0x4342"))  # four bytes in their order
 
+# int4 as float16: behind 0x54 and before four zeros, four bits are 64 + number.  $0 has the lowest four bits of two
+# int16 words, $3 the uppermost.
+INT4_WORDS = tl.constexpr(
+    """{
+    .reg .b32 first, second, third, fourth;
+    shl.b32 first, $4, 4;
+    mov.b32 second, $4;
+    shr.u32 third, second, 4;
+    shr.u32 fourth, second, 8;
+    lop3.b32 $0, first, 0x00F000F0, 0x54005400, 0xEA;
+    lop3.b32 $1, second, 0x00F000F0, 0x54005400, 0xEA;
+    lop3.b32 $2, third, 0x00F000F0, 0x54005400, 0xEA;
+    lop3.b32 $3, fourth, 0x00F000F0, 0x54005400, 0xEA;
+    }"""
+)
+
 
 @triton.jit
 def load_int(ptr, mask=None):
@@ -132,9 +148,47 @@ def decode_pairs(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.const
 
 
 @triton.jit
+def decode_words(x, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
+    """64 + number of each int4 in int16 words of four, from the lowest bits up, exactly; float32: number - 8.
+
+    Sums of products lose six bits of float32 by the 64, which products of 16 bits do not have.
+    """
+    if NATIVE_FP8:
+        a, b, c, d = tl.inline_asm_elementwise(
+            INT4_WORDS, "=r,=r,=r,=r,r", [x], dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True,
+            pack=2,
+        )  # fmt: skip
+    else:
+        bits = x.to(tl.uint16, bitcast=True)
+        a, b, c, d = _int4_of(bits << 4), _int4_of(bits), _int4_of(bits >> 4), _int4_of(bits >> 8)
+    if dtype == tl.float32:
+        return less((a.to(dtype), b.to(dtype), c.to(dtype), d.to(dtype)), 72.0)
+    else:
+        return a.to(dtype), b.to(dtype), c.to(dtype), d.to(dtype)
+
+
+@triton.jit
+def _int4_of(bits):
+    """Convert bits 4 to 7 of uint16 words to 64 + number, float16."""
+    return ((bits & 0xF0) | 0x5400).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def scale_and_zero(scale, S: tl.constexpr):
+    """(scales, zero points as `decode_words` has numbers), float32 [N], of scales of int4, which hold both."""
+    bits = scale.to(tl.int32, bitcast=True)
+    zero = (bits & 15) + 64
+    if tl.float32 == S.COMPUTE:
+        zero -= 72
+    return (bits & -16).to(tl.float32, bitcast=True), zero.to(tl.float32)
+
+
+@triton.jit
 def unpack(x, kv, S: tl.constexpr):
-    """Decode stored elements of keys or values to a tuple of parts in the compute type."""
-    if kv.PARTS == 2:
+    """Decode stored elements of keys or values to a tuple of parts in the compute type; int4 as `decode_words`."""
+    if kv.PARTS == 4:
+        return decode_words(x, S.COMPUTE, S.NATIVE_FP8)
+    elif kv.PARTS == 2:
         return decode_pairs(x, kv.FP8, S.COMPUTE, S.NATIVE_FP8)
     else:
         return (decode(x, kv.FP8, S.COMPUTE, S.NATIVE_FP8),)
@@ -171,7 +225,12 @@ def inverse_of_power(x):
 @triton.jit
 def in_parts(x, PARTS: tl.constexpr):
     """x [R, D] as a tuple of PARTS parts [R, D / PARTS]; neighbouring dims lie in different parts."""
-    if PARTS == 2:
+    if PARTS == 4:
+        even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+        a, c = tl.split(tl.reshape(even, [x.shape[0], x.shape[1] // 4, 2]))
+        b, d = tl.split(tl.reshape(odd, [x.shape[0], x.shape[1] // 4, 2]))
+        return (a, b, c, d)
+    elif PARTS == 2:
         return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
     else:
         return (x,)
@@ -180,7 +239,9 @@ def in_parts(x, PARTS: tl.constexpr):
 @triton.jit
 def together(parts):
     """Inverse of `in_parts`: [R, D]."""
-    if len(parts) == 2:
+    if len(parts) == 4:
+        return together((together((parts[0], parts[2])), together((parts[1], parts[3]))))
+    elif len(parts) == 2:
         return tl.reshape(tl.join(parts[0], parts[1]), [parts[0].shape[0], parts[0].shape[1] * 2])
     else:
         return parts[0]
@@ -193,6 +254,24 @@ def scaled(parts, factor):
     for i in tl.static_range(len(parts)):
         done = done + (parts[i] * factor,)
     return done
+
+
+@triton.jit
+def less(parts, number):
+    """Every part minus a number, a scalar or [R, 1]."""
+    done = ()
+    for i in tl.static_range(len(parts)):
+        done = done + (parts[i] - number,)
+    return done
+
+
+@triton.jit
+def sum_of(parts):
+    """Sums [R] over the dims of all parts, float32."""
+    total = tl.sum(parts[0].to(tl.float32), 1)
+    for i in tl.static_range(1, len(parts)):
+        total += tl.sum(parts[i].to(tl.float32), 1)
+    return total
 
 
 @triton.jit
@@ -280,6 +359,37 @@ def over_scale(x, scale):
     """Rows x [H, N] in float32 over their scales [H]; zeros beside a scale of 0 or NaN."""
     scale = scale.to(tl.float32)[:, None]
     return tl.div_rn(tl.where(scale > 0, x, 0.0), tl.broadcast_to(tl.where(scale > 0, scale, 1.0), x.shape))
+
+
+@triton.jit
+def nearest(x):
+    """float32 x with |x| < 2^22 as int32, to the nearest, to even where two are as near."""
+    return (x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000  # behind 1.5 * 2^23 float32 has no fraction
+
+
+@triton.jit
+def steps_by_row(x):
+    """(scales [H] float32, zero points [H] int32) for int4 of rows x [H, D] in float32.
+
+    16 numbers from the least of x and 0 to the largest of x and 0, one of which is 0.  The scale has zeros in its
+    lowest four bits, and is NaN if a row has a NaN or an infinity.
+    """
+    whole = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1) < 0x7F800000
+    least, most = tl.minimum(tl.min(x, 1), 0.0), tl.maximum(tl.max(x, 1), 0.0)
+    steps = tl.zeros_like(least) + 15.0
+    scale = tl.where(whole, tl.div_rn(most, steps) - tl.div_rn(least, steps), float("nan"))
+    scale = (scale.to(tl.int32, bitcast=True) & 0x7FFFFFF0).to(tl.float32, bitcast=True)
+    zero = nearest(tl.div_rn(tl.where(scale > 0, -least, 0.0), tl.where(scale > 0, scale, 1.0)))
+    return scale, tl.minimum(zero, 15)
+
+
+@triton.jit
+def encode_steps(x, scale, zero):
+    """Bytes [H, D / 2] of int4 of rows x [H, D] in float32; zeros beside a scale of 0 or NaN."""
+    number = nearest(over_scale(x, scale)) + zero[:, None]
+    number = tl.minimum(tl.maximum(number, 0), 15)
+    lower, upper = tl.split(tl.reshape(number, [x.shape[0], x.shape[1] // 2, 2]))
+    return (lower | (upper << 4)).to(tl.uint8)
 
 
 @triton.jit

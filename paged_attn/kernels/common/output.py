@@ -44,7 +44,7 @@ def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
         return Query(in_parts(x.to(S.COMPUTE), PARTS), unit)
     else:
         x = decode(x, query.FP8, S.COMPUTE, S.NATIVE_FP8)
-        if query.FP8 > 0 and PARTS == 2 and S.NATIVE_FP8:
+        if query.FP8 > 0 and PARTS > 1 and S.NATIVE_FP8:
             # otherwise the compiler would derive a layout of bytes for the keys, too, and read them byte by byte
             x = opaque(x)
         return Query(in_parts(x, PARTS), tl.where(rows.valid, 1.0, 1.0))

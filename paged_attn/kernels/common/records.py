@@ -16,8 +16,8 @@ class Rows(NamedTuple):
     ptr: Any
     stride_token: Any
     stride_head: Any
-    # constexpr, what bytes behind a uint8 pointer are: 3 = e4m3, 2 = e5m2, 7 = int8 (records/formats.MANTISSA); 0: the
-    # pointer's own type
+    # constexpr, what bytes behind a uint8 pointer are: 3 = e4m3, 2 = e5m2, 7 = int8, 4 = two int4
+    # (records/formats.MANTISSA); 0: the pointer's own type
     FP8: Any
     WIDE: Any = None  # constexpr True: strides so large that offsets inside a block take 64 bits
 
@@ -25,7 +25,8 @@ class Rows(NamedTuple):
 class KV(NamedTuple):
     """Keys or values of any layout: RUN neighbouring elements are contiguous, and runs are stride_run apart.
 
-    An element is PARTS dims of a head: 1, or 2 if bytes are read as pairs through an int16 pointer.
+    An element is PARTS dims of a head: 1, or 2 if bytes are read as pairs through an int16 pointer, 4 of int4.  Where
+    int4 is written, an element is a byte of two dims, and PARTS does not count.
     """
 
     ptr: Any
@@ -35,7 +36,7 @@ class KV(NamedTuple):
     stride_run: Any
     RUN: Any  # constexpr
     FP8: Any  # as in Rows
-    ALIGN: Any  # constexpr power of two that divides the address and the strides, if RUN is 1 or PARTS 2
+    ALIGN: Any  # constexpr power of two that divides the address and the strides, if RUN is 1 or PARTS more
     PARTS: Any = tl.constexpr(1)
     # constexpr True: each slot and KV head has a scale.  The next fields are never None, because Triton 3.6 cannot
     # compare a tuple that holds None with None.
@@ -337,6 +338,14 @@ class Query(NamedTuple):
 
     parts: Any  # tuple of [R, D / PARTS] in the compute type: every first dim of PARTS, every second, ...
     unit: Any  # float32 [R]: the query is parts * unit
+
+
+class SummedQuery(NamedTuple):
+    """A Query over int4 keys, whose zero points count as often as the query's dims add up to."""
+
+    parts: Any  # as in Query
+    unit: Any
+    total: Any  # float32 [R]: sums over the dims of all parts
 
 
 class State(NamedTuple):

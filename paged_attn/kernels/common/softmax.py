@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .numerics import LN2, LOG2E, dot, first_of, inverse_of_power, power_above, rounded_product, scaled
+from .numerics import LN2, LOG2E, dot, first_of, inverse_of_power, less, power_above, rounded_product, scaled
 from .records import State
 
 # Limit of maxima, because a difference of infinities is NaN.  A sink of infinity has an infinite sum instead.
@@ -36,13 +36,14 @@ def base_of(row_max):
 
 
 @triton.jit
-def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr, of_values=None):
+def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr, of_values=None, zeros=None):
     """Fold scores [R, N] and values into the state (Milakov & Gimelshein 2018).
 
     unit [R]: factor that brings scores to base 2.  ALL_SEE: every row sees a key of the tile.
 
     of_values [N]: scales of the values, which multiply their weights; None: the values have one scale, applied later.
     Weights are multiples of the largest scale so far, rounded to a power of two, and so stay in float16's range.
+    zeros [N]: what v is beside a value of 0; comes with of_values.  A value is (v - zero) * scale.
     """
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = row_max if ALL_SEE else base_of(row_max)
@@ -61,6 +62,8 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr, of_va
         fade = decay * (before * inverse)
         parts = first_of(state.acc, len(v))
     old = scaled(parts, fade[:, None])
+    if zeros is not None:  # of rounded weights, whose errors then meet v - zero as in the product
+        old = less(old, tl.sum(weights.to(v[0].dtype).to(tl.float32) * zeros[None, :], 1)[:, None])
     acc = ()
     for i in tl.static_range(len(v)):
         acc = acc + (dot(weights.to(v[i].dtype), v[i], old[i], S),)  # type: ignore[assignment]

@@ -7,9 +7,9 @@ from ..common.blocking import block_of, find_block, pages_of
 from ..common.bounds import first_seen, row_tile, visible_range
 from ..common.head_programs import heads_at_once, programs_by_work, seqs_at_once, share_by_work
 from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
-from ..common.numerics import first_of, in_parts, scale_of, scaled, together
+from ..common.numerics import first_of, in_parts, scale_of, scaled, sum_of, together
 from ..common.output import clear_padding, store_partial, store_rows, tokens_of
-from ..common.records import Batch, KeyValues, Query, Source, State
+from ..common.records import Batch, KeyValues, Query, Source, State, SummedQuery
 from ..common.schedule import (
     find_share,
     first_tile,
@@ -47,6 +47,8 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     state = State(acc, row_max, row_sum)
 
     q = Query(q.parts, scale_by_token(q.unit, scales, rows))
+    if cache.key.PARTS == 4:
+        q = SummedQuery(q.parts, q.unit, sum_of(q.parts))
     head = rows.kv_head
     scale = scales.softmax * scale_of(
         scales.query, scales.query_ptr, scales.query_stride, head, scales.query_stride_seq, block
@@ -67,6 +69,8 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
         acc = first_of(acc, cache.value.PARTS)
     state = State(scaled(acc, value_scale), state.max, state.sum)
     if new is not None:
+        if cache.key.PARTS > 1:  # new keys and values are not read in parts
+            q, state = Query((together(q.parts),), q.unit), State((together(state.acc),), state.max, state.sum)
         source = Source(None, block.first_token - rows.context_len, first_key, end, scale, None, prefix)
         state = attend_keys(state, q, rows, new, None, source, tl.maximum(begin, rows.context_len), span, mods, S)
     return State(together(state.acc), state.max, state.sum)

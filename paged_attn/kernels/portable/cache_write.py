@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..common.numerics import decode, encode, over_scale, scale_of, scales_by_row
+from ..common.numerics import decode, encode, encode_steps, over_scale, scale_of, scales_by_row, steps_by_row
 from ..common.output import MAX_HEADS_OF_NARROW_ROWS
 
 
@@ -14,7 +14,8 @@ def store_heads(
 ):  # fmt: skip
     """Store heads [H, D] of one token into its slot, divided by the scale and encoded in the cache's type.
 
-    Scales by slot are computed, and stored, too.  Beside a scale of 0 or NaN, zeros are stored.
+    Scales by slot are computed, and stored, too.  Beside a scale of 0 or NaN, zeros are stored.  A byte of int4 has two
+    dims, and the lowest four bits of its scale are the zero point.
     """
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
@@ -22,10 +23,19 @@ def store_heads(
     source = rows.ptr + token * rows.stride_token + head[:, None] * rows.stride_head + dim[None, :]
     x = decode(tl.load(source, mask=inside, other=0), rows.FP8, tl.float32, False)
     if kv.SCALED:
-        by_slot = scales_by_row(x, kv.FP8, kv.scale_ptr.dtype.element_ty)
+        if kv.FP8 == 4:
+            step, zero = steps_by_row(x)
+            by_slot = (step.to(tl.int32, bitcast=True) | zero).to(tl.float32, bitcast=True)
+        else:
+            by_slot = scales_by_row(x, kv.FP8, kv.scale_ptr.dtype.element_ty)
         to = kv.scale_ptr + page * kv.scale_stride_page + slot * kv.scale_stride_slot
         tl.store(to + kv_head.to(tl.int64) * kv.scale_stride_head, by_slot, mask=kv_head < KV_HEADS)
-        x = over_scale(x, by_slot)
+        if kv.FP8 == 4:
+            dim = tl.arange(0, DIM // 2)  # of bytes
+            inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM // 2)[None, :]
+            x = encode_steps(x, step, zero)
+        else:
+            x = over_scale(x, by_slot)
     elif kv.FP8 > 0:
         scale = tl.zeros_like(kv_head).to(tl.float32) + scale_of(number, ptr, stride, tl.minimum(kv_head, KV_HEADS - 1))
         x = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))  # on a GPU `/` may round up to a tie

@@ -105,7 +105,7 @@ def warps_of(launch: Launch) -> int:
 def tiles_of(launch: Launch) -> str:
     """Describe a program's rows, stages and loads."""
     config = launch.config
-    notes = [f"{config.stages} stages"] + ["boxes of whole tiles"] * config.boxes + ["fp8 in pairs"] * config.pairs
+    notes = [f"{config.stages} stages"] + ["boxes of whole tiles"] * config.boxes + ["bytes in pairs"] * config.pairs
     notes += ["keys that are their values read once"] * (launch.shape.REST is not None)
     return f"{launch.shape.ROWS} rows {size_of(launch)}, " + ", ".join(notes + words_of_pieces(launch))
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 import triton
 
-from ...records.formats import cdiv, next_power_of_2
+from ...records.formats import INT4, cdiv, next_power_of_2
 from ...records.plan import UNBOUNDED, Config, Launch, Merge, Threshold
 from ...records.problem import Problem
 from ..common.records import Shape
@@ -137,7 +137,8 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     rows = max(config.rows, next_power_of_2(group))
     block_q = rows // group
     config = of_rows(p, config, rows)
-    config = fit(p, config if p.batch_invariant else pair_config(p, config))
+    config = config if p.batch_invariant else pair_config(p, config)
+    config = fit(p, config._replace(pairs=config.pairs or p.cache == INT4))  # int4 is read in no other way
     tokens = max(1, min(block_q, p.max_seqlen_q, longest)) if p.ragged else 1
     dim, value_padded, rest = padded_dims(p)
     tiles = cdiv(p.keys_seen(block_q + config.tile), config.tile)

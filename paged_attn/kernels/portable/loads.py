@@ -103,7 +103,7 @@ def load_kv(
     dim = tl.arange(0, DIM)
     head = kv.ptr + tl.cast(kv_head, tl.int64) * kv.stride_head
     row = page * kv.stride_page + slot * kv.stride_slot
-    if kv.PARTS == 2:
+    if kv.PARTS > 1:
         head = tl.multiple_of(head, 2 * kv.ALIGN)  # bytes
         row = tl.multiple_of(row, kv.ALIGN)
     if kv.RUN == 1:

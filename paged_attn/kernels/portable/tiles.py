@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..common.numerics import LOG2E, products, unpack
+from ..common.numerics import LOG2E, products, scale_and_zero, unpack
 from ..common.scores import cut_own, hides_between, mask, modify
 from ..common.softmax import update
 from .loads import lives, load_box, load_ids, load_kv, load_latent, load_scales, locate
@@ -22,11 +22,13 @@ def may_hide(tile, source, span, S: tl.constexpr):
 def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
     """Fold one tile, the keys from position `tile` on, into the state; FULL: every row sees all keys of the tile."""
     page, slot = locate(source, ids, tile, S)
-    of_keys, of_values = None, None
+    of_keys, of_values, zeros = None, None, None
     if kv.key.SCALED:
         of_keys = load_scales(kv.key, page, slot, rows.kv_head, tile, source, S, FULL)
     if kv.value.SCALED:
         of_values = load_scales(kv.value, page, slot, rows.kv_head, tile, source, S, FULL)
+    if kv.value.PARTS == 4:
+        of_values, zeros = scale_and_zero(of_values, S)
     # Values of keys that are not live become zeros, because 0 * NaN is NaN.  live None: all keys are live.
     if S.REST is not None:
         live = None if FULL else lives(tile + tl.arange(0, S.TILE), source)
@@ -43,6 +45,9 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
             v = unpack(load_kv(kv.value, page, slot, rows.kv_head, live, S.VALUE_DIM, S.VALUE_PADDED, S), kv.value, S)
     key = tl.arange(0, S.TILE)
     scores = products(q.parts, k, S)
+    if kv.key.PARTS == 4:
+        of_keys, zeros_of_keys = scale_and_zero(of_keys, S)
+        scores -= q.total[:, None] * zeros_of_keys[None, :]
     if of_keys is not None:
         scores *= of_keys[None, :]
     unit = q.unit * (source.scale * LOG2E)
@@ -57,7 +62,7 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
     scores = cut_own(scores, rows, key, tile, mods, S)
     # every row sees all keys of a full tile, unless a modifier hides some
     HIDES: tl.constexpr = hides_between(mods, S)
-    return update(state, scores, unit, v, S, FULL and not HIDES, of_values)
+    return update(state, scores, unit, v, S, FULL and not HIDES, of_values, zeros)
 
 
 @triton.jit

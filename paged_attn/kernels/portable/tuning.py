@@ -6,7 +6,7 @@ from typing import Annotated
 
 import torch
 
-from ...records.formats import next_power_of_2
+from ...records.formats import INT4, next_power_of_2
 from ...records.plan import Config, Threshold
 from ...records.problem import Problem
 
@@ -105,6 +105,8 @@ def prefill_config(p: Problem) -> Config:
             return config._replace(rows=WIDE_ROWS, tile=64, stages=2)
         return config._replace(rows=most_rows(p), tile=32)
     if p.widest > 128:
+        if p.cache == INT4:  # a loop of its own for unmasked tiles would spill
+            return config._replace(rows=64, peel=False)
         return config._replace(tile=32)
     if p.qq_bias:
         return config._replace(tile=32)
@@ -125,10 +127,12 @@ def of_rows(p: Problem, config: Config, rows: int) -> Config:
 
 
 def pair_config(p: Problem, config: Config) -> Config:
-    """Return the config with fp8 or int8 read in pairs, if rows are few; half the bytes allow twice the programs."""
+    """Return the config with keys of a byte or less read in pairs, if rows are few; fewer bytes allow more programs."""
     if not p.pairable or config.rows >= 64 or (p.latent and (p.value_width % 2 or p.value_width <= 16)):
         return config
     config = config._replace(pairs=True)
+    if p.cache == INT4:
+        return int4_config(p, config)
     if p.device.capability < 89:
         return config
     if config.rows > 16:
@@ -140,9 +144,27 @@ def pair_config(p: Problem, config: Config) -> Config:
     return config._replace(resident=4, registers=128)
 
 
+def int4_config(p: Problem, config: Config) -> Config:
+    """Return the config of few rows of int4, whose products have a quarter of the dims each.
+
+    If values of a product have no more dims than a block has rows, Triton gives each warp 16 rows and all keys, and
+    further warps would repeat the work of others.  Blocks with a bias have twice the warps, for registers.
+    """
+    if p.widest > WIDE:
+        return config
+    if config.rows < padded_dims(p)[1] // 4:
+        few = p.widest <= 128 and p.device.capability >= 89
+        return config._replace(tile=64, resident=3, registers=168 if few else None)
+    warps = config.rows // 16
+    tile = 64 if warps == 1 else 32
+    return config._replace(warps=warps * (2 if p.qq_bias else 1), tile=tile, resident=8 // warps)
+
+
 def split_config(p: Problem, config: Config) -> Config:
     """Return the config for cut keys: code for whole blocks and for pieces must fit the registers."""
     tile = config.tile if config.pairs else min(config.tile, 64)
+    if p.cache == INT4 and config.rows >= 64:
+        tile = 32
     return config._replace(tile=tile, peel=p.packed, boxes=False)
 
 
@@ -151,12 +173,13 @@ def invariant_config(p: Problem) -> Config:
 
     On sm90 the product of a warpgroup has at least 64 rows, and a decode has time for them.
     """
+    by_hand = p.cache.itemsize == 1 and p.device.capability < 89
     config = Config(rows=64, tile=64, stages=3, warps=4, peel=False, resident=2, enough=2, piece=KEYS_PER_PIECE)
     if p.device.arch == "interpreter":
         config = config._replace(stages=1, resident=1)
     elif p.compute == torch.float32:
         config = config._replace(rows=16, tile=32)
-    elif p.packed or p.qq_bias or p.widest > 128 or (p.cache.itemsize == 1 and p.device.capability < 89):
+    elif p.packed or p.qq_bias or p.widest > 128 or p.cache == INT4 or by_hand:
         config = config._replace(tile=32)
     if p.widest > 128:
         config = config._replace(warps=8)
@@ -167,9 +190,10 @@ def invariant_config(p: Problem) -> Config:
 
 def padded_dims(p: Problem) -> tuple[int, int, int | None]:
     """(padded key dims, padded value dims, padded key dims behind the values; None: not latents)."""
-    value_dim = max(16, next_power_of_2(p.value_width))
+    least = 64 if p.cache == INT4 else 16  # a dot needs 16 dims, of each of four parts
+    value_dim = max(least, next_power_of_2(p.value_width))
     if not p.latent:
-        return max(16, next_power_of_2(p.head_dim)), value_dim, None
+        return max(least, next_power_of_2(p.head_dim)), value_dim, None
     rest = p.head_dim - p.value_width
     return value_dim, value_dim, max(32, next_power_of_2(rest)) if rest else 0  # a dot needs 16, or 32 in pairs
 
@@ -202,7 +226,7 @@ def fit(p: Problem, config: Config) -> Config:
     dim, value_dim, rest = padded_dims(p)
     row_bytes = (dim + (rest or 0)) * p.compute.itemsize
     stored_dims = dim + value_dim if rest is None else dim + rest
-    stored_bytes = stored_dims * (p.cache.itemsize if config.pairs else p.compute.itemsize)
+    stored_bytes = stored_dims * (p.cache.itemsize if config.pairs and not p.new else p.compute.itemsize)
     limit = SHARED_MEMORY.get(p.device.arch, 65536)
     # tensor cores of Hopper and Blackwell read shared memory, which then has all stages; elsewhere registers have one
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
@@ -216,7 +240,10 @@ def fit(p: Problem, config: Config) -> Config:
         extra = c.tile + c.rows if p.compute == torch.float32 else 0
         # weights, and transposed x-packed values, pass through shared memory; narrower heads leave room for them
         passing = (c.rows + value_dim * (p.packed and not from_shared)) * c.tile * p.compute.itemsize
-        return stored_bytes * c.tile * buffers + row_bytes * (c.rows + extra) + passing * (p.widest > WIDE or turned)
+        # beside the stages of pairs, products of many rows read one decoded tile
+        decoded = stored_dims * p.compute.itemsize * c.tile * (c.pairs and from_shared)
+        passing = passing * (p.widest > WIDE or turned) + decoded
+        return stored_bytes * c.tile * buffers + row_bytes * (c.rows + extra) + passing
 
     while need(config) > limit and config.stages > 2:
         config = config._replace(stages=config.stages - 1)

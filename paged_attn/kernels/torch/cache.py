@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import scales_slots
-from ...records.formats import LARGEST
+from ...records.formats import INT4, LARGEST
 from .call import Call, Seq, narrow, per_head, quiet
 
 KEPT = 16 << 20  # bytes of scratch that stays for the next call: fresh memory costs more, by page faults, than a copy
@@ -63,14 +63,24 @@ def cached(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Ten
 
 
 def scaled(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Keys and values as `cached` returns them, in float32, times their scales by slot."""
+    """Keys and values as `cached` returns them, in float32, less zero points and times their scales by slot."""
     layout = HND if call.given.k_cache.ndim == 5 or call.options.kv_layout == "HND" else NHD
     keys, values = (x.float() for x in cached(call, group, spans))
     of_keys, of_values = (
         None if x is None else _gathered(call, x[..., None], layout, 4 + which, group, spans, torch.float32)
         for which, x in enumerate(call.slot_scales)
     )
-    return keys if of_keys is None else keys * of_keys, values if of_values is None else values * of_values
+    return _times(call, keys, of_keys), _times(call, values, of_values)
+
+
+def _times(call: Call, rows: Tensor, scales: Tensor | None) -> Tensor:
+    """Rows [B, N, G, D] times scales by slot [B, N, G, 1]; of int4 the lowest four bits of a scale are a zero point."""
+    if scales is None:
+        return rows
+    if call.given.k_cache.dtype != INT4:
+        return rows * scales
+    bits = scales.contiguous().view(torch.int32)
+    return (rows - (bits & 15)) * (bits & -16).view(torch.float32)
 
 
 def own(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
@@ -123,6 +133,10 @@ def _gathered(
     if found is None:
         found = _slots(call, bits, layout, which, group, spans)
     found = found.view(cache.dtype) if bits is not cache else found
+    if cache.dtype == INT4:
+        numbers = scratch(2 + which, 2 * found.numel(), dtype, call.device).view(*found.shape, 2)
+        numbers[..., 0], numbers[..., 1] = found & 15, found >> 4
+        return numbers.flatten(-2)
     if found.dtype == dtype:
         return found
     return scratch(2 + which, found.numel(), dtype, call.device).view(found.shape).copy_(found)
@@ -257,11 +271,26 @@ def write(
 def _quantised(new: Tensor, cache: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     """(stored numbers, scales [tokens, kv_heads] of like's dtype) of new [tokens, kv_heads, dims], as write_kv says."""
     new = new.float()
+    if cache.dtype == INT4:
+        return _quantised_with_zero(new)
     scales = new.abs().amax(-1).div_(LARGEST[cache.dtype])
     stored_scales = torch.where(scales.isfinite(), scales.clamp(max=torch.finfo(like.dtype).max), torch.nan)
     stored_scales = stored_scales.to(like.dtype)
     by = stored_scales.float()[..., None]
     return narrow(torch.where(by > 0, new / by, 0.0), cache.dtype), stored_scales
+
+
+def _quantised_with_zero(new: Tensor) -> tuple[Tensor, Tensor]:
+    """(bytes, scales whose lowest bits are zero points) of an int4 cache."""
+    least, most = new.amin(-1).clamp_(max=0.0), new.amax(-1).clamp_(min=0.0)
+    scales = torch.where(new.isfinite().all(-1), most.div_(15) - least / 15, torch.nan)
+    bits = scales.view(torch.int32) & 0x7FFFFFF0
+    scales = bits.view(torch.float32)
+    by, usable = torch.where(scales > 0, scales, 1.0), scales > 0
+    zero = torch.where(usable, (-least / by).round_(), 0.0).clamp_(max=15)
+    numbers = (torch.where(usable[..., None], new, 0.0) / by[..., None]).round_().add_(zero[..., None]).clamp_(0, 15)
+    numbers = numbers.to(torch.uint8)
+    return numbers[..., ::2] | numbers[..., 1::2] << 4, (bits | zero.int()).view(torch.float32)
 
 
 def _scatter(cache: Tensor, layout: Layout, new: Tensor, slots: Tensor, size: int, scale: Any) -> None:

@@ -21,7 +21,7 @@ THOROUGH_PARTS = 4  # processes: so many that workers share them evenly, so few 
 NAMES = [name for name, _ in variants.calls()]
 OTHER_KINDS = (
     "merge", "write", "decode features", "decode group 64", "decode split latent", "prefill invariant split",
-    "prefill features", "decode split int8 by token",
+    "prefill features", "decode split int8 by token", "decode split int4",
 )  # fmt: skip
 ALWAYS = [name for name in NAMES if name in digests.PLAIN["portable"] or name in OTHER_KINDS]
 THOROUGH = [name for name in NAMES if name not in ALWAYS]
@@ -56,6 +56,7 @@ NAMED_MAY_SPILL = {
     # 64 rows of 512 dims, and the two ways of a share to end: 22 words of these return in the loop over keys.
     "decode split latent": 16, "decode split latent 128 heads": 432, "decode split latent 128 heads e4m3": 192,
     "prefill latent": 128,  # in the loop over tiles that are masked
+    "speculate split int4 tree": 8,
     "prefill invariant split": 312,  # 8 of them since `finish` keeps reciprocals of two rows instead of dividing
 }  # fmt: skip
 # From 3.7 on Triton has ptxas allocate registers otherwise (--regAllocOptLevel=2): bytes more than before.
@@ -67,6 +68,9 @@ ONE_TARGET_MAY_SPILL = {
     ("gfx942", "prefill latent e4m3"): 612, ("sm100", "speculate mask"): 24,
     ("sm80", "decode split latent e4m3"): 48, ("sm80", "decode split latent 128 heads e4m3"): 48,
     ("sm100", "decode split latent 128 heads e4m3"): 232,
+    # two ways of a share to end, decoded by hand on sm80; 64 rows of 256 dims
+    ("sm80", "speculate split int4 tree"): 72, ("sm100", "speculate split int4 tree"): 16,
+    ("gfx942", "prefill int4 head_dim 256"): 592,
 }  # fmt: skip
 OTHERS_MAY_SPILL = {"sm80": 8}  # fp8 decoded by hand
 # Pieces of a fixed size are folded into a second state, which waits in memory while a piece is attended to.
@@ -76,7 +80,7 @@ INVARIANT_MAY_RELOAD = 4
 
 # Variants with a decode kernel of as many rows as a warp group's product takes, 64, or more.
 WIDE_DECODE = {"decode group 64", "decode split group 71", "decode split latent 128 heads"} | {
-    name for name in variants.ATTENTION if name.startswith("decode invariant")
+    name for name in variants.ATTENTION | variants.IN_INT4 if name.startswith("decode invariant")
 }
 
 # A branch between the two products serialises them; the query-query bias is such a branch, and only few tiles take it.

@@ -8,6 +8,7 @@ import torch
 
 from ....launching.locks import FIRST
 from ....launching.scratch import Need
+from ....records.formats import INT4
 from ....records.plan import Launch
 from ....records.problem import Problem
 from ...common.score_mod import ScoreMod
@@ -30,6 +31,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         lambda p: p.compute in (torch.float16, torch.bfloat16) and p.query.itemsize <= 2 and p.cache.itemsize <= 2,
         "float32",
     ),
+    (lambda p: p.cache != INT4, "an int4 cache"),
     (
         lambda p: not p.slot_scales or slot_scales_have_columns(p) or copies_in_16_bits(p) is not None,
         "scales by token of latents, x-packed caches or beside new keys, of fp8 queries, or of copies beyond 1 GiB",
