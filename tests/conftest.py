@@ -20,6 +20,9 @@ from tests.support.torch_ways import IN_TORCH
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # for kernels of tests, too: the package looks after its own alone
 
+# Ranks that are streams of one device wait for each other: of eight connections two streams might share one.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
 os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # as on GPUs; tests of the checked call ask for it
 
 # What torch compiles and loads lies in the clone, not at a name in the common temporary folder.
