@@ -249,15 +249,21 @@ class Impl(AttentionImpl):
         return {"group": group, "stripe": stripe, "q_heads": "own", "sinks": sinks}
 
     def _slopes_of(self, device: torch.device, group: Any) -> Tensor:
-        """Slopes on the device: of this rank's heads, or with a group of all ranks' heads, gathered once."""
+        """Slopes on the device: of this rank's heads, or with a group of all ranks' heads.
+
+        All ranks' slopes are gathered once, but in captures of graphs, whose memory is the graph's, each time.
+        """
         assert self.alibi_slopes is not None
         if self.alibi_slopes.device != device:
             self.alibi_slopes = self.alibi_slopes.to(device)
         if group is None:
             return self.alibi_slopes
-        if self._all_slopes is None:
-            self._all_slopes = groups.gather(self.alibi_slopes, group).flatten()
-        return self._all_slopes
+        if self._all_slopes is not None:
+            return self._all_slopes
+        slopes: Tensor = groups.gather(self.alibi_slopes, group).flatten()
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            self._all_slopes = slopes
+        return slopes
 
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [blocks, kv_heads, block, head_size] and values [..., head_size_v], views of the cache, made once.
