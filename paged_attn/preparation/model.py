@@ -56,6 +56,13 @@ class _Written(NamedTuple):
     head_windows: bool = False
     side_by_side: bool = False  # values of a slot lie behind its keys, in one cache
     page_stride: int = 0  # slots from a page's first slot to the next page's first slot; 0: page_size
+    qkv: str | None = None  # form of qkv in calls of write_qkv, of QKV; None: there are no such calls
+    rotary_dim: int | None = None  # columns of cos_sin; 0: nothing is rotated; None: the dims of q
+    interleaved: bool = False
+    mrope_sections: tuple[int, int, int] | None = None
+    cos_sin: torch.dtype | None = None  # None: dtype of qkv
+    qk_norm: torch.dtype | None = None  # of q_norm and k_norm
+    pages: bool = False  # whole pages are copied, moved and gathered
 
     @property
     def value_width(self) -> int:
@@ -83,6 +90,9 @@ class _Written(NamedTuple):
         return None
 
 
+QKV = ("packed", "separate")
+# Fields of calls of write_qkv.
+OF_WRITE_QKV = ("qkv", "rotary_dim", "interleaved", "mrope_sections", "cos_sin", "qk_norm")
 # Other options of calls that are fields of a model: passed on to calls, and not read here.
 PASSED = {x.name: x.default for x in OF_MODELS if x.name not in _Written._fields}
 if TYPE_CHECKING:

@@ -13,9 +13,11 @@ from ..arguments import OF_MODELS, SCALES
 from ..checks.argument_rows import check_options
 from ..checks.keywords import refuse, told
 from ..checks.options import choice, integer, kind, unboxed
+from ..checks.projections import check_projections
 from ..launching import platform
 from ..launching.platform import Device, device_of
-from .model import Lengths, Model, batches_up_to
+from .model import OF_WRITE_QKV, QKV, Lengths, Model, batches_up_to, call_of
+from .other_calls import projections
 from .processes import ModelBatches, Pool, Track, processors
 from .score_mod_ref import named
 
@@ -69,6 +71,13 @@ def prepare(
     shard: tuple[int, int, int] | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    qkv: str | None = None,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
+    mrope_sections: tuple[int, int, int] | None = None,
+    cos_sin: torch.dtype | None = None,
+    qk_norm: torch.dtype | None = None,
+    pages: bool = False,
     max_seqs: int = 256,
     max_tokens: int = 8192,
     max_seqlen: int = 131072,
@@ -78,9 +87,11 @@ def prepare(
 ) -> Summary:
     """Compile every kernel that calls of this model can reach, in parallel processes, into Triton's cache on disk.
 
-    Calls are those of paged_attention and write_kv.  Afterwards no such call compiles anything, in this process or a
-    later one; other functions compile at their first call.  A model whose layers differ, for example in their window,
-    is prepared once for each kind of layers.  Tensors are taken to be aligned and contiguous, as torch makes them.
+    Calls are those of paged_attention and write_kv, with `qkv` also those of write_qkv, with `pages` also those of
+    copy_pages, move_pages and gather_pages.  Afterwards no such call compiles anything, in this process or a later
+    one; other functions compile at their first call.  A model whose layers differ, for example in their window, is
+    prepared once for each kind of layers.  Tensors are taken to be aligned and contiguous, as torch makes them, and
+    slot_mapping to be int64.
 
     Processes are spawned, so a script calls prepare() under `if __name__ == "__main__"`.  A progress bar is shown if
     rich is installed.
@@ -125,6 +136,16 @@ def prepare(
             as window_size, torch.int32 or torch.int64.
         page_indices: dtype of indices if page_table is (indptr, indices); indptr has the dtype `integers`.  None:
             page_table is a tensor.
+        qkv: form of qkv in calls of write_qkv: "packed", one tensor, or "separate", a tuple of three, which may be
+            views of one tensor.  Of an fp8 `dtype` queries become fp8, with a q_scale.  None: no calls of write_qkv.
+        rotary_dim: columns of cos_sin, whose rows are contiguous and a multiple of 16 in number; calls pass positions
+            in int64.  None: all dims of q, or of q_rope.  0: no rotary embedding.
+        interleaved, mrope_sections: as in write_qkv.
+        cos_sin: dtype of cos_sin.  None: that of qkv.
+        qk_norm: dtype of q_norm and k_norm; of latents, of k_norm.  None: no norms.
+        pages: calls also copy, move and gather whole pages of the caches: copy_pages and move_pages of keys and
+            values, in any number of layers, and gather_pages with the scales of the cache.  Page ids have the dtype
+            `integers`.  Gathered rows of an fp8 or int8 cache have the dtype of new keys; int4 is not gathered.
         max_seqs, max_tokens: the most sequences and query tokens of a step.
         max_seqlen: the most keys of a sequence.
         device: where calls will run.  None: the current GPU.  A Device describes a GPU that need not be present, for
@@ -162,6 +183,7 @@ def compile_for(
             f"page_stride must be 0 or page_size = {model.page_size} slots and more, without side_by_side, got "
             f"{model.page_stride}"
         )
+    _check_write_qkv(model)
     local = not isinstance(device, Device)
     if platform.INTERPRET and local:
         return Summary(0, 0, 0.0)
@@ -191,6 +213,23 @@ def _check(model: Model) -> None:
     if model.heads % model.kv_heads:
         given = f"{model.heads}: both of one device"
         raise ValueError(f"heads must be a multiple of kv_heads = {model.kv_heads}, got {given}")
+
+
+def _check_write_qkv(model: Model) -> None:
+    """Check what a model says of write_qkv by the rules for its calls."""
+    choice("qkv", model.qkv, (None, *QKV))
+    if model.qkv is None:
+        for name in OF_WRITE_QKV:
+            if getattr(model, name) is not Model._field_defaults[name]:
+                raise ValueError(f"{name} is of write_qkv, whose calls are described by qkv = {' or '.join(QKV)}")
+        return
+    integer("rotary_dim", model.rotary_dim, 0)
+    for name in ("cos_sin", "qk_norm"):
+        if not isinstance(getattr(model, name), (torch.dtype, type(None))):
+            raise TypeError(
+                f"{name} must be a torch.dtype, got {kind(getattr(model, name))}: torch.float32, for example"
+            )
+    check_projections(*projections(model, call_of(model, Lengths(False, 1, 1, 1, 1)), 1))
 
 
 @contextlib.contextmanager

@@ -10,19 +10,15 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from ..launching import triton_version
 from ..launching.locks import FIRST
 from ..launching.platform import Device
 from ..planning.dialects import DIALECTS, dialect
 from ..records.formats import is_fp8
-from .model import Lengths, Model, call_of, distinct, new_dtype, new_rows
+from .model import Lengths, Model, call_of, distinct, new_dtype
+from .other_calls import WRITES, fused_writes, whole_pages, write
 
 Track = Callable[..., Iterable[Any]]
-# Launches that write new keys and values into a cache: one for both, or one each, as in compiled graphs.  A latent
-# cache has one launch for keys.  "apart" is its launch for values and remaining dims that come as two tensors.
-WRITES = ("both", "keys", "values")
 CHUNK = 2048  # batches that a process plans at a time
 
 
@@ -147,35 +143,21 @@ def _start(device: Device, local: bool, other_assembler: bool) -> None:
 
 
 def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[str, Compiled]:
-    """Compile the kernels of a batch, and the kernels of these writes into the model's cache."""
+    """Compile the kernels of a batch, and the kernels of these writes into the model's cache and of whole pages."""
     from ..api import paged_attention
 
     call = call_of(model, batch)
     paged_attention(**call)
     if not is_fp8(new_dtype(model)):
         for name in writes:
-            _write(model, call, name)
+            write(model, call, name)
+            if model.qkv is not None:
+                fused_writes(model, call, name)
+        if model.pages and writes:
+            whole_pages(model, call)
     found = dict(_seen)
     _seen.clear()
     return found
-
-
-def _write(model: Model, call: dict[str, Any], name: str) -> None:
-    """Compile the kernel of one of WRITES, or of "apart"."""
-    from ..calls.write import write
-
-    k, v = new_rows(model, 1)
-    caches, scales = (call["k_cache"], call["v_cache"]), (call.get("k_scale"), call.get("v_scale"))
-    slots, part = torch.empty(1, dtype=torch.int64), None if name == "both" else name
-    if name == "apart":
-        behind = slice(model.value_width, None)
-        k, v, part = k[..., behind], k[..., : model.value_width], None
-        caches = caches[0][..., behind], caches[1]
-    elif model.latent:
-        if name == "values":
-            return
-        v, caches, scales, part = None, (caches[0], None), (scales[0], None), "keys"
-    write(k, v, *caches, slots, *scales, call["kv_layout"], False, part)
 
 
 @contextlib.contextmanager
