@@ -20,6 +20,13 @@ from paged_attn.launching import gpus
 @click.option("--integers", type=click.Choice(["int32", "int64"]), default="int32", show_default=True)
 @click.option("--page-stride", type=click.IntRange(0), default=0, help="Slots from page to page.  [as --page-size]")
 @click.option("--page-indices", type=click.Choice(["int32", "int64"]), help="Indices of a ragged table.  [it is dense]")
+@click.option("--qkv", type=click.Choice(["packed", "separate"]), help="Form of qkv in write_qkv.  [it is not called]")
+@click.option("--rotary-dim", type=click.IntRange(0), help="Columns of cos_sin; 0: none.  [dims of q]")
+@click.option("--interleaved", is_flag=True, help="Dims 2 i and 2 i + 1 are a pair of the rotary embedding (GPT-J).")
+@click.option("--mrope-sections", type=(int, int, int), metavar="T H W", help="Pairs of dims of each section (mRoPE).")
+@click.option("--cos-sin", type=command_options.Dtype(HALF), help="Of cosines and sines.  [as new keys]")
+@click.option("--qk-norm", type=command_options.Dtype(HALF), help="Of weights of the norms, if there are any.")
+@click.option("--pages", is_flag=True, help="Whole pages are copied, moved and gathered, too.")
 @click.option("--max-seqs", type=positive, default=256, show_default=True, help="Sequences of a step, at most.")
 @click.option("--max-tokens", type=positive, default=8192, show_default=True, help="Query tokens of a step.")
 @click.option("--max-seqlen", type=positive, default=131072, show_default=True, help="Keys of a sequence.")
@@ -42,7 +49,7 @@ def prepare(as_json: bool, **given: Any) -> None:
     from paged_attn.preparation.score_mod_ref import named_by
 
     dtype = torch_dtype(given.pop("dtype"))
-    names = {name: given.pop(name) for name in ("kv_dtype", "out_dtype", "sinks", "gate")}
+    names = {name: given.pop(name) for name in ("kv_dtype", "out_dtype", "sinks", "gate", "cos_sin", "qk_norm")}
     types = {name: None if value is None else torch_dtype(value) for name, value in names.items()}
     cache = types["kv_dtype"] or dtype
     if cache not in CACHE_FOR[dtype]:
@@ -67,6 +74,8 @@ def prepare(as_json: bool, **given: Any) -> None:
         out_dtype=types["out_dtype"] or of_results,
         sinks=types["sinks"],
         gate=types["gate"],
+        cos_sin=types["cos_sin"],
+        qk_norm=types["qk_norm"],
         kv_layout="x" if layout == "x-packed" else layout,
         score_mod=score_mod and score_mod.function,
         score_mod_args=score_mod.score_mod_args() if score_mod else (),

@@ -220,8 +220,8 @@ def _check_write_qkv(model: Model) -> None:
     choice("qkv", model.qkv, (None, *QKV))
     if model.qkv is None:
         for name in OF_WRITE_QKV:
-            if getattr(model, name) is not Model._field_defaults[name]:
-                raise ValueError(f"{name} is of write_qkv, whose calls are described by qkv = {' or '.join(QKV)}")
+            if getattr(model, name) != (default := Model._field_defaults[name]):
+                raise ValueError(f"{name} must be {default} without qkv, for no call of write_qkv is prepared")
         return
     integer("rotary_dim", model.rotary_dim, 0)
     for name in ("cos_sin", "qk_norm"):

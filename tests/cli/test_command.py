@@ -122,6 +122,8 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
     words += "--gate float32 --qq-mask 2 "
     words += "--lse --scales tensor --integers int64 --page-indices int32 --max-seqs 8 --max-tokens 64 "
     words += "--max-seqlen 512 --processes 2 "
+    words += "--qkv separate --rotary-dim 16 --interleaved --mrope-sections 2 3 3 --cos-sin fp32 --qk-norm bf16 "
+    words += "--pages "
     from_rows = {x.name: x.others[0] for x in OF_MODELS if x.help}
     for name, value in from_rows.items():
         said = " ".join(map(str, value if isinstance(value, tuple) else (value,)))
@@ -139,7 +141,8 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
             alibi=True, sinks=torch.bfloat16, qq_bias=4, query_positions=True, scales="tensor", integers=torch.int64,
             score_mod=score_mods.alibi, gate=torch.float32, qq_mask=2,
             page_indices=torch.int32, return_lse=True, max_seqs=8, max_tokens=64, max_seqlen=512,
-            device=Device("sm100", 148), processes=2,
+            device=Device("sm100", 148), processes=2, qkv="separate", rotary_dim=16, interleaved=True,
+            mrope_sections=(2, 3, 3), cos_sin=torch.float32, qk_norm=torch.bfloat16, pages=True,
         )
     ]  # fmt: skip
     keywords = preparation.prepare.__kwdefaults__.keys() | {"heads", "kv_heads", "head_dim"}

@@ -33,6 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "values of another width": dict(qkv="separate", head_dim=192, value_dim=128),
     "x-packed": dict(qkv="packed", kv_layout="x"),
     "side by side, HND": dict(qkv="packed", side_by_side=True, kv_layout="HND"),
+    "separate, side by side, HND": dict(qkv="separate", side_by_side=True, kv_layout="HND"),
     "fp8": dict(qkv="packed", cache_dtype=E4M3),
     "fp8, scales in tensors": dict(qkv="packed", cache_dtype=E4M3, scales="tensor"),
     "fp8 by head": dict(qkv="separate", cache_dtype=E4M3, scales="per_head"),
@@ -114,7 +115,9 @@ class Layer:
         if model.side_by_side:  # as a graph of torch.compile does it
             out = options.pop("q_out", torch.empty(q.shape, dtype=BF16))
             graph = torch.ops.paged_attn
-            graph.write_queries_keys([packed], self.k, self.v, slots, out, **options, check=False)
+            graph.write_queries_keys(
+                [qkv] if qkv is packed else [*qkv], self.k, self.v, slots, out, **options, check=False
+            )
             graph.write_values(k, v, self.k, self.v, slots, kv_layout=options["kv_layout"], check=False)
 
     def whole_pages(self, rng: random.Random) -> None:
