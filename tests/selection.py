@@ -96,7 +96,7 @@ def leave_to_kernels(config: pytest.Config, items: list[pytest.Item]) -> None:
 # Of large matrices of cases a machine without a GPU takes one in so many.  Names decide which: every n-th of a matrix
 # whose rows have n cases, or a multiple, would leave out the same columns of each row.
 ONE_IN = {
-    "test_masks.py": 12, "test_latent.py": 6, "test_widths.py": 2, "test_gate.py": 4, "test_tree.py": 2,
+    "test_masks.py": 6, "test_latent.py": 3, "test_widths.py": 2, "test_gate.py": 2, "test_tree.py": 2,
     "test_token_scales.py": 2, "test_matrix.py": 2,
 }  # fmt: skip
 
