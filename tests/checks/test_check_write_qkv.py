@@ -281,6 +281,31 @@ WRITE_QKV: list[tuple[str, Change, type[Exception], str]] = [
     ("", value(norm_offset=True), TypeError, "norm_offset must be a finite number, got bool"),
     ("", value(interleaved=1), TypeError, "interleaved must be True or False, got int: bool(interleaved)"),
     ("", value(check="yes"), TypeError, "check must be True, False or None, got str"),
+    *(
+        (f"{kind} e4m3", change, error, text)
+        for kind in ("", LATENT)
+        for change, error, text in (
+            (
+                lambda c: {
+                    "k_scale": torch.zeros(c["k_cache"].shape[:3], dtype=torch.float64, device=c["k_cache"].device)
+                },
+                TypeError,
+                "k_scale must be float32 | float16, got float64: k_scale.to(torch.float32)",
+            ),
+        )
+    ),
+    (
+        " e4m3",
+        lambda c: {"k_scale": torch.zeros(3, 4, 2, device=c["k_cache"].device)},
+        ValueError,
+        "k_scale must be [pages, page_size, kv_heads] with page_size = 8 from k_cache, got [3, 4, 2]",
+    ),
+    (
+        " e4m3",
+        lambda c: dict.fromkeys(("k_scale", "v_scale"), torch.zeros(3, 8, 2, device=c["k_cache"].device)),
+        ValueError,
+        "k_scale must share no memory with v_scale",
+    ),
 ]
 
 

@@ -114,7 +114,10 @@ def _complaints_of_one(p: Problem, x: Launch) -> Iterator[str]:
 def test_any_call_is_served_once_by_kernels_that_can(seed: int) -> None:
     found = {}
     for problem in any_calls(seed, 3000):
-        wrong = list(complaints(problem, planner.plan.__wrapped__(problem).launches))
+        made = planner.plan.__wrapped__(problem)
+        wrong = list(complaints(problem, made.launches))
+        if (made.copies is not None) != any(x.copied for x in made.launches):
+            wrong.append("makes copies that no launch reads, or reads copies that it does not make")
         if wrong:
             found[problem] = wrong
     assert not found, f"{len(found)}, among them {next(iter(found.items()))}"
