@@ -226,9 +226,8 @@ def _check_write_qkv(model: Model) -> None:
     integer("rotary_dim", model.rotary_dim, 0)
     for name in ("cos_sin", "qk_norm"):
         if not isinstance(getattr(model, name), (torch.dtype, type(None))):
-            raise TypeError(
-                f"{name} must be a torch.dtype, got {kind(getattr(model, name))}: torch.float32, for example"
-            )
+            given = f"{kind(getattr(model, name))}: torch.float32, for example"
+            raise TypeError(f"{name} must be a torch.dtype, got {given}")
     check_projections(*projections(model, call_of(model, Lengths(False, 1, 1, 1, 1)), 1))
 
 

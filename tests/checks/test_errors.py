@@ -251,6 +251,7 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     lambda folder: paged_attn.prepare(heads=16, kv_heads=1, head_dim=64, latent=True, kv_layout="x"),
     lambda folder: paged_attn.prepare(heads=16, kv_heads=1, head_dim=64, side_by_side=True, kv_layout="x"),
     lambda folder: paged_attn.prepare(heads=16, kv_heads=1, head_dim=64, page_stride=8),
+    lambda folder: paged_attn.prepare(heads=16, kv_heads=1, head_dim=64, rotary_dim=64),
     lambda folder: Caches.allocate("x-packed", 1, 16, 1, 12, torch.float16, torch.device("cpu")),
     lambda folder: pages.Pages(0),
     lambda folder: pages.Pages(3).take(-1),
