@@ -15,8 +15,8 @@ from .checks.axes import ScaleLike
 from .checks.keywords import refuse, told
 
 attend = at_first_call("attend", ".calls.attend", globals())
-write = at_first_call("write", ".calls.write", globals())
-fused_write = at_first_call("fused_write", ".calls.fused_write", globals())
+write = at_first_call("write", ".calls.writes", globals())
+fused_write = at_first_call("fused_write", ".calls.writes", globals())
 merge = at_first_call("merge", ".calls.attend", globals())
 
 TableLike = torch.Tensor | Sequence[torch.Tensor]

@@ -36,8 +36,8 @@ from .checks.swapped import LAYOUTS
 from .strides import lies_in, looks_within
 
 attend = at_first_call("attend", ".calls.attend", globals())
-write = at_first_call("write", ".calls.write", globals())
-fused_write = at_first_call("fused_write", ".calls.fused_write", globals())
+write = at_first_call("write", ".calls.writes", globals())
+fused_write = at_first_call("fused_write", ".calls.writes", globals())
 merge = at_first_call("merge", ".calls.attend", globals())
 move = at_first_call("move", ".calls.pages", globals())
 gather = at_first_call("gather", ".calls.pages", globals())

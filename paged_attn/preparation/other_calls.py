@@ -24,7 +24,7 @@ BY_SECTION = (1, 2, 16)
 
 def write(model: Model, call: dict[str, Any], name: str) -> None:
     """Make a write of one of WRITES, or of "apart", into the caches of a call of attention."""
-    from ..calls.write import write as write_kv
+    from ..calls.writes import write as write_kv
 
     k, v = new_rows(model, 1)
     caches, scales = (call["k_cache"], call["v_cache"]), _scales(model, call)
@@ -45,7 +45,7 @@ def fused_writes(model: Model, call: dict[str, Any], name: str) -> None:
 
     Compiled graphs write queries and keys in one launch, and values by write_kv, if both caches lie in one buffer.
     """
-    from ..calls.fused_write import fused_write
+    from ..calls.writes import fused_write
 
     if name == "values":
         return

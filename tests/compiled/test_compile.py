@@ -12,7 +12,7 @@ import paged_attn
 from paged_attn import api, ops, reference
 from paged_attn.calls import attend as attending
 from paged_attn.calls import call_cache
-from paged_attn.calls import write as cache
+from paged_attn.calls import writes as cache
 from tests.support.compiled_layer import (
     CACHES,
     COMPILES,

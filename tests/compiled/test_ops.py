@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import paged_attn
 from paged_attn import ops
-from paged_attn.calls.write import write
+from paged_attn.calls.writes import write
 from tests.support.cases import E4M3, Case, bits, build
 
 FP16 = torch.float16

@@ -11,8 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 from paged_attn import ops, reference, write_qkv
 from paged_attn.calls import call_cache
-from paged_attn.calls.fused_write import fused_write
-from paged_attn.calls.write import write
+from paged_attn.calls.writes import fused_write, write
 from tests.support.compiled_layer import COMPILES, FP16, HEAD_DIM, HEADS, KV_HEADS, caches
 
 pytestmark = COMPILES
