@@ -7,12 +7,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from .dense import flash_attn_func
 from .kvcache import flash_attn_with_kvcache
 from .orders import ORDERS
 from .stand_in import install, uninstall
 from .unified import unified_attention
-from .varlen import flash_attn_varlen_func
+from .varlen import flash_attn_func, flash_attn_varlen_func
 
 __all__ = [
     "flash_attn_func",

@@ -8,9 +8,8 @@ import logging
 import sys
 import types
 
-from .dense import flash_attn_func
 from .kvcache import flash_attn_with_kvcache
-from .varlen import flash_attn_varlen_func
+from .varlen import flash_attn_func, flash_attn_varlen_func
 
 VERSION = "2.8.3+paged.attn"  # the release of FlashAttention-2 that the module replaces
 MODULES = ("flash_attn", "flash_attn.flash_attn_interface")

@@ -1,4 +1,7 @@
-"""flash_attn_varlen_func: ragged queries over pages, over rows of a dense cache, or over ragged keys."""
+"""flash_attn_varlen_func: ragged queries over pages, over rows of a dense cache, or over ragged keys.
+
+Also flash_attn_func: batches whose sequences have equal lengths.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...checks.cures import of_shape
 from ...strides import same_steps
-from .common_call import FP8, attend, bound, dense, int32, latent, pairs, rows_as_pages, twice
+from .common_call import FP8, attend, bound, dense, even_starts, int32, latent, pairs, rows_as_pages, twice
 from .orders import bind
 
 PAGE = 64  # page size of ragged keys that are copied
@@ -170,3 +174,64 @@ def pages(x: Tensor, page: int) -> Tensor:
         return x.unsqueeze(1)
     tokens, (token, head, _) = x.shape[0] - page + 1, x.stride()
     return x.as_strided((tokens, page, *x.shape[1:]), (token, token, head, 1))
+
+
+# ---- batches whose sequences have equal lengths --------------------------------------------------
+
+DENSE_KEYS = ("batch", "len_k", "kv_heads")
+
+
+def batches(name: str, x: Any, axes: tuple[str, ...]) -> None:
+    """Check that x is a tensor with these axes."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor [{', '.join(axes)}], got {type(x).__name__}")
+    if x.ndim != len(axes):
+        given = f"{list(x.shape)}{of_shape(name, x.shape, axes, {})}"
+        raise ValueError(f"{name} must be [{', '.join(axes)}], got {given}")
+
+
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Any:
+    """FlashAttention of a dense batch, in the orders of FlashAttention-2, -3 and -4, told apart by types.
+
+    Args:
+        q: [batch, len_q, heads, head_dim].
+        k, v: [batch, len_k, kv_heads, head_dim].
+        qv: [batch, len_q, heads, rank], for latent attention.
+
+    Dtypes and all other arguments are as in flash_attn_varlen_func.
+
+    Returns: [batch, len_q, heads, head_dim]; the log-sum-exp is [batch, heads, len_q].
+    Raises: as flash_attn_varlen_func.
+    Source: Dao 2023; Shah et al. 2024.
+    """
+    given, version = bind("flash_attn_func", args, keywords)
+    for name, x, axes in (("q", q, ("batch", "len_q", "heads")), ("k", k, DENSE_KEYS), ("v", v, DENSE_KEYS)):
+        batches(name, x, (*axes, "head_dim"))
+    batch, len_q, heads, _ = q.shape
+    q, two_parts = q.flatten(0, 1), given.get("qv") is not None
+    if two_parts:
+        q, k, v = latent("flash_attn_func", q, k, v, given, own=True)
+    q, k, v = dense(q), dense(k), dense(v)
+    len_k = k.shape[1]
+    lens = torch.full((batch,), len_k, dtype=torch.int32, device=q.device)
+    starts = even_starts(batch, len_q, q.device)
+    # pages are slower if their tokens are no multiple of 8
+    new = len_q == len_k and len_k % 8 != 0 and k.dtype not in FP8 and not two_parts
+    keys = (k.flatten(0, 1), v.flatten(0, 1)) if new else (k, v)
+    table = lens[:, None] if new else rows_as_pages(None, batch, q.device)
+    if len_k == 0:  # a page has at least one slot; no query sees it
+        none = k.new_zeros((1, 1, k.shape[2], max(k.shape[-1], v.shape[-1])))
+        keys, table = (none[..., : k.shape[-1]], none[..., : v.shape[-1]]), lens[:, None]
+    probs = bool(given.get("return_attn_probs", False))
+    wanted = probs or bool(given.get("return_lse", False))
+    out, lse = attend(
+        q, *keys, table, lens, starts, given, max_seqlen_q=len_q, max_seqlen_k=len_k, new=new, lse=wanted
+    )  # fmt: skip
+    out = out.view(batch, len_q, heads, v.shape[-1])
+    if lse is not None:
+        lse = lse.view(batch, len_q, heads).transpose(1, 2).contiguous()
+    if version == "FA4":
+        return out, lse
+    if probs and version == "FA2":
+        return out, lse, None
+    return (out, lse) if wanted else out
