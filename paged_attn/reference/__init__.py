@@ -5,8 +5,7 @@ What a new argument means goes here first: a mask into attention.py, a cache for
 """
 
 from .attention import merge_states, paged_attention
-from .cache import write_kv
-from .pages import copy_pages, gather_pages, move_pages
+from .cache import copy_pages, gather_pages, move_pages, write_kv
 from .rotation import write_qkv
 
 __all__ = ["copy_pages", "gather_pages", "merge_states", "move_pages", "paged_attention", "write_kv", "write_qkv"]
