@@ -14,8 +14,7 @@ from pathlib import Path
 
 from benchmarks.suites import SIZES
 from paged_attn.serving import trace
-from paged_attn.serving.pages import Pages
-from paged_attn.serving.scheduler import Scheduler
+from paged_attn.serving.scheduler import Pages, Scheduler
 from paged_attn.serving.trace import Request
 from tests.support.cases import Case
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.serve.engine import Engine
-from paged_attn.serving.pages import Pages
-from paged_attn.serving.scheduler import Scheduler
+from paged_attn.serving.scheduler import Pages, Scheduler
 from paged_attn.serving.trace import Request
 
 IN_FLIGHT = 2  # steps on the device, upper bound: one runs and one is ready

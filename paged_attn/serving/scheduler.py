@@ -1,4 +1,6 @@
-"""Continuous batching: which tokens of which sequences make up the next step.  Host integers only.
+"""Continuous batching: which tokens of which sequences make up the next step, and which pages they take.
+
+Host integers only.
 
 The rules, in order, for a step of at most `budget` tokens:
 
@@ -18,8 +20,57 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from paged_attn.serving.pages import Pages
 from paged_attn.serving.trace import Request
+
+
+class OutOfPages(RuntimeError):
+    """More pages were asked for than are free; no page was taken."""
+
+
+class Pages:
+    """`total` pages, handed out last-freed first, so that a sequence's pages are soon scattered over the cache."""
+
+    def __init__(self, total: int) -> None:
+        if total < 1:
+            raise ValueError(f"a cache needs at least 1 page, got {total}")
+        self.total = total
+        self._free = list(range(total - 1, -1, -1))
+        self._is_free = [True] * total
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return self.total - self.free
+
+    def take(self, count: int) -> list[int]:
+        """Take `count` pages, or raise `OutOfPages` and take none."""
+        if count < 0:
+            raise ValueError(f"cannot take {count} pages")
+        if count > self.free:
+            raise OutOfPages(f"{count} pages wanted, {self.free} of {self.total} are free")
+        taken = [self._free.pop() for _ in range(count)]
+        for page in taken:
+            self._is_free[page] = False
+        return taken
+
+    def give(self, pages: Iterable[int]) -> None:
+        """Give pages back, all or none; `ValueError` for one that is free already, given twice, or not of the cache."""
+        pages = list(pages)
+        seen: set[int] = set()
+        for page in pages:
+            if not 0 <= page < self.total:
+                raise ValueError(f"page {page} is outside the cache of {self.total} pages")
+            if self._is_free[page]:
+                raise ValueError(f"page {page} is free already")
+            if page in seen:
+                raise ValueError(f"page {page} is given back twice")
+            seen.add(page)
+        for page in pages:
+            self._is_free[page] = True
+        self._free.extend(pages)
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ from paged_attn.explain import question
 from paged_attn.launching import gpus, launch, platform
 from paged_attn.preparation import offline
 from paged_attn.preparation.score_mod_ref import named, named_by
-from paged_attn.serving import pages, scheduler, trace
+from paged_attn.serving import scheduler, trace
 from paged_attn.serving.tensors import Caches
 from tests.checks.test_swapped import call as swapped_call
 from tests.checks.test_wrong_calls import TABLE_OF_WRONG
@@ -61,7 +61,7 @@ def of(call: str, **changes: Callable[[Any], Any]) -> Callable[[Path], object]:
 
 def given_back(*numbers: int) -> Callable[[Path], object]:
     def give(folder: Path) -> None:
-        some = pages.Pages(4)
+        some = scheduler.Pages(4)
         some.take(2)
         some.give(numbers)
 
@@ -253,14 +253,14 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     lambda folder: paged_attn.prepare(heads=16, kv_heads=1, head_dim=64, page_stride=8),
     lambda folder: paged_attn.prepare(heads=16, kv_heads=1, head_dim=64, rotary_dim=64),
     lambda folder: Caches.allocate("x-packed", 1, 16, 1, 12, torch.float16, torch.device("cpu")),
-    lambda folder: pages.Pages(0),
-    lambda folder: pages.Pages(3).take(-1),
-    lambda folder: pages.Pages(3).take(4),
+    lambda folder: scheduler.Pages(0),
+    lambda folder: scheduler.Pages(3).take(-1),
+    lambda folder: scheduler.Pages(3).take(4),
     given_back(4),
     given_back(3),
     given_back(0, 0),
-    lambda folder: scheduler.Scheduler(pages.Pages(4), 16, budget=1, max_seqs=2),
-    lambda folder: scheduler.Scheduler(pages.Pages(4), 16, 8, 2).submit(trace.Request(0.0, 100, 1, ())),
+    lambda folder: scheduler.Scheduler(scheduler.Pages(4), 16, budget=1, max_seqs=2),
+    lambda folder: scheduler.Scheduler(scheduler.Pages(4), 16, 8, 2).submit(trace.Request(0.0, 100, 1, ())),
     lambda folder: list(trace.shrink([], 0)),
     lines("a,b\n1,2\n"),
     lines(""),

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from paged_attn.preparation.model import Lengths
 from paged_attn.serving import trace
-from paged_attn.serving.pages import Pages
-from paged_attn.serving.scheduler import Scheduler, StepPart
+from paged_attn.serving.scheduler import Pages, Scheduler, StepPart
 
 SEQS, TOKENS, KEYS = 256, 4096, 32768
 
