@@ -165,9 +165,9 @@ def _compile(
     """Compile the kernels of all steps before the first step, in parallel processes."""
     if device.type == "cpu" or processes == 0:
         return
-    from paged_attn.serving import first_kernels
+    from paged_attn.serving.demo import prepare
 
-    done = first_kernels.prepare(list(requests), sizes, device, processes)
+    done = prepare(list(requests), sizes, device, processes)
     people.print(f"{done.kernels} kernels, {done.compiled} of them compiled now, in {done.seconds:.1f} s")
 
 

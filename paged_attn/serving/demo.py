@@ -2,7 +2,8 @@
 
 A step writes random keys and values with `write_kv`, attends with `paged_attention`, and is compared with the
 reference.  The reference reads another cache, filled by the reference's `write_kv`, so a misplaced key shows as well.
-A step takes `step_seconds` of the trace's time, however long it takes here.
+A step takes `step_seconds` of the trace's time, however long it takes here.  `prepare` compiles the kernels of the
+steps before the first step, and no other kernels.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn import reference
+from paged_attn.preparation.model import Lengths, Model
+from paged_attn.preparation.prepare import Summary, compile_for
 from paged_attn.serving.meter import Stopwatch, Work, work_of
 from paged_attn.serving.scheduler import Planned, StepPart, planned
-from paged_attn.serving.tensors import Caches, StepBatch, batch_of, sample
+from paged_attn.serving.tensors import Caches, StepBatch, batch_of, rounded_up, sample
 from paged_attn.serving.trace import Request
 
 
@@ -258,3 +261,34 @@ class _Layers:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return perf_counter()
+
+
+# ---- kernels of the steps ------------------------------------------------------------------------
+
+
+def prepare(requests: Sequence[Request], sizes: Sizes, device: torch.device, processes: int | None) -> Summary:
+    """Compile the kernels of all steps in parallel processes; nothing happens where kernels are interpreted."""
+    return compile_for(model_of(sizes), batches(requests, sizes), device, processes)
+
+
+def batches(requests: Sequence[Request], sizes: Sizes) -> Iterator[Lengths]:
+    """Each step as a batch.  Steps do not depend on results of attention, so they are known beforehand."""
+    for step in sizes.planned(requests):
+        queries = [part.query_len for part in step.parts]
+        keys = [part.seq_len for part in step.parts]
+        yield Lengths(True, len(queries), sum(queries), max(queries), rounded_up(max(keys), sizes.bucket))
+        step.scheduler.complete(step.parts)
+
+
+def model_of(sizes: Sizes) -> Model:
+    """What the demo's calls have in common."""
+    return Model(
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        page_size=sizes.page_size,
+        dtype=sizes.dtype,
+        cache_dtype=sizes.kv_dtype,
+        out_dtype=sizes.dtype,
+        kv_layout="x" if sizes.layout == "x-packed" else sizes.layout,
+    )

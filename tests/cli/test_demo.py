@@ -18,8 +18,8 @@ from paged_attn import reference
 from paged_attn.cli import main
 from paged_attn.launching.platform import Device
 from paged_attn.preparation.model import Lengths, distinct
-from paged_attn.serving import first_kernels, trace
-from paged_attn.serving.demo import Sizes, serve
+from paged_attn.serving import trace
+from paged_attn.serving.demo import Sizes, batches, model_of, serve
 
 # Small enough for the interpreter: seconds.  Eight pages do not hold all five requests, so some wait for others to end.
 SMALL = "--requests 5 --scale 60 --heads 2 --kv-heads 1 --head-dim 16 --layers 1 --budget 24 --max-seqs 4 --checked 0"
@@ -174,7 +174,7 @@ def test_what_is_compiled_ahead_are_the_batches_of_the_steps(monkeypatch: pytest
     monkeypatch.setattr(paged_attn, "write_kv", reference.write_kv)
     steps = list(serve(requests, sizes, torch.device("cpu")))
     assert steps[-1].finished == 5
-    assert made == list(first_kernels.batches(requests, sizes))
+    assert made == list(batches(requests, sizes))
 
 
 @pytest.mark.host
@@ -182,6 +182,4 @@ def test_the_default_mix_on_an_h200_takes_few_kernels() -> None:
     """The mix has 1,600 steps; the first run waits until their kernels are compiled."""
     sizes = Sizes(32, 8, 128, 16, 12288, 4, torch.bfloat16, torch.bfloat16, "NHD", 4096, 256, 0.2, 8, 0)
     requests = list(itertools.islice(trace.CONVERSATION.requests(0), 512))
-    assert (
-        len(distinct(first_kernels.model_of(sizes), first_kernels.batches(requests, sizes), Device("sm90", 132))) <= 20
-    )
+    assert len(distinct(model_of(sizes), batches(requests, sizes), Device("sm90", 132))) <= 20
