@@ -1,15 +1,21 @@
-"""Meaningful strides: strides of axes with two elements or more, in tensors that are not empty.
+"""Meaningful strides, and pages of any strides as runs of bytes.
 
-torch leaves anything in other strides, and views differ in them.  For example, in a latent cache with one KV head,
-`cache[..., :512].unsqueeze(2)` and `cache.unsqueeze(2)` have different strides of the head.  Code that compares tensors
-calls `same_steps`, or `lies_in` where keys may hold their values (multi-head latent attention).  Code that makes kernel
-arguments from strides calls `settled` first.
+Strides have a meaning on axes with two elements or more, in tensors that are not empty.  torch leaves anything in other
+strides, and views differ in them.  For example, in a latent cache with one KV head, `cache[..., :512].unsqueeze(2)` and
+`cache.unsqueeze(2)` have different strides of the head.  Code that compares tensors calls `same_steps`, or `lies_in`
+where keys may hold their values (multi-head latent attention).  Code that makes kernel arguments from strides calls
+`settled` first.
+
+Two tensors with an axis of pages are copied page by page, in runs of bytes.  `runs_of` merges axes where both tensors
+allow it, in the order of the target's strides.  A page of most caches is one run.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -67,3 +73,64 @@ def _settled(shape: Sequence[int], known: list[int | None]) -> tuple[int, ...]:
         stride = known[axis]
         strides.append(behind if stride is None else stride)
     return tuple(reversed(strides))
+
+
+# ---- pages as runs of bytes ----------------------------------------------------------------------
+
+VECTOR = 16  # bytes that a thread moves at once
+
+Axis = tuple[int, int, int]  # (size, stride in the source, stride in the target), bytes
+
+
+class PageRuns(NamedTuple):
+    """Runs of a page.  The first one begins `source` and `target` bytes behind the addresses of the two tensors.
+
+    Run (i, j) begins i strides of `outer` and j strides of `inner` behind the first run.  Strides are in bytes.
+    """
+
+    source: int
+    target: int
+    source_page: int
+    target_page: int
+    run: int  # bytes
+    inner: Axis
+    outer: Axis
+
+    @property
+    def bytes(self) -> int:
+        return self.run * self.inner[0] * self.outer[0]
+
+    @property
+    def unit(self) -> int:
+        """Bytes that divide the run and all offsets, at most VECTOR."""
+        return math.gcd(VECTOR, *self[:5], *self.inner[1:], *self.outer[1:])
+
+    def in_units(self, unit: int) -> list[int]:
+        """Fields of a table's row behind the addresses: strides of pages in bytes, everything else in units."""
+        inner, outer = ([x // unit for x in axis[1:]] for axis in (self.inner, self.outer))
+        return [self.source_page, self.target_page, self.run // unit, self.inner[0], *inner, *outer, self.bytes // unit]
+
+
+def runs_of(source: Tensor, target: Tensor, page_axis: int) -> list[PageRuns]:
+    """Return the runs of a page: several PageRuns if a page's axes do not merge into a run and two further axes."""
+    if 0 in source.shape or 0 in target.shape:
+        return []
+    size = source.element_size()
+    steps = [(n, a * size, b * size) for n, a, b in zip(source.shape, source.stride(), target.stride())]
+    pages = [x.stride(page_axis) * size if x.shape[page_axis] > 1 else 0 for x in (source, target)]
+    within = [axis for i, axis in enumerate(steps) if i != page_axis and axis[0] > 1]
+    *far, outer, inner, run = [(1, 0, 0)] * 2 + _merged([*within, (size, 1, 1)])
+    places = itertools.product(*[range(n) for n, _, _ in far])
+    offsets = [[sum(i * axis[which] for i, axis in zip(place, far)) for which in (1, 2)] for place in places]
+    return [PageRuns(a, b, pages[0], pages[1], run[0], inner, outer) for a, b in offsets]
+
+
+def _merged(axes: list[Axis]) -> list[Axis]:
+    """Axes from the largest stride of the target to the smallest, neighbours merged where both tensors allow it."""
+    merged: list[Axis] = []
+    for n, a, b in sorted(axes, key=lambda axis: (-axis[2], -axis[0])):
+        if merged and merged[-1][1:] == (n * a, n * b):
+            merged[-1] = (merged[-1][0] * n, a, b)
+        else:
+            merged.append((n, a, b))
+    return merged

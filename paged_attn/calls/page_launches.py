@@ -23,7 +23,7 @@ from ..launching.locks import left_free
 from ..launching.template import arguments_for
 from ..records import layout
 from ..records.formats import cdiv, next_power_of_2
-from ..records.page_runs import Runs, runs_of
+from ..strides import PageRuns, runs_of
 
 LANES = 512  # units that a program moves at a time: with vectors of 16 bytes, four for each thread
 WARPS = 4
@@ -78,7 +78,7 @@ class Moves:
         self.names = dict(_on_the_host(sources, into, self.device))
         places = [(i, i if targets is None else len(sources) + i) for i in range(len(sources))]
         given = zip(places, sources, into)
-        self.runs: list[tuple[int, int, Runs]] = [
+        self.runs: list[tuple[int, int, PageRuns]] = [
             (a, b, runs) for (a, b), x, y in given for runs in runs_of(x, y, page_axis)
         ]
         addresses = [x.data_ptr() for x in (*sources, *(targets or ()))]
@@ -148,7 +148,7 @@ def _mapped(name: str, address: int) -> int:
     return found
 
 
-def _unit(found: Sequence[tuple[int, int, Runs]], addresses: Sequence[int]) -> int:
+def _unit(found: Sequence[tuple[int, int, PageRuns]], addresses: Sequence[int]) -> int:
     """Bytes of a unit: the largest power of two, at most 16, that divides all addresses, runs and strides."""
     return math.gcd(*[runs.unit for *_, runs in found], *addresses)
 

@@ -15,7 +15,7 @@ from paged_attn import reference
 from paged_attn.calls import call_cache
 from paged_attn.calls import pages as calls
 from paged_attn.launching.platform import Device
-from paged_attn.records.page_runs import runs_of
+from paged_attn.strides import runs_of
 from tests.support.bad_input import refuses
 from tests.support.cases import E4M3, E5M2
 

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ..common.numerics import decode, encode
 
-# Fields of a tensor's row in the table (`records.page_runs`).  Each pair is of the source and of the target.
+# Fields of a tensor's row in the table (`strides.PageRuns`).  Each pair is of the source and of the target.
 #   0, 1   addresses                        5      runs along the inner axis
 #   2, 3   strides of pages, in bytes       6, 7   strides of the inner axis, in units
 #   4      a run, in units                  8, 9   strides of the outer axis, in units
