@@ -6,6 +6,7 @@ No check launches a kernel or writes.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,11 @@ from ..launching.locks import FIRST
 from ..strides import lies_in
 from .axes import MAX_DIM, MAX_WORDS, Axes, Door, check_query_scale
 from .contents import check_attention_contents, check_write_contents
-from .kernel_tensors import BIAS_FOR, BOOL, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME, SCALED
-from .options import boolean, both, choice, integer, number, shard, window
+from .kernel_tensors import BIAS_FOR, BOOL, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, POINTED, QUERY, SAME, SCALED
+from .options import INT32_MAX, boolean, both, choice, integer, kind, number, shard, window
 from .overlap import no_overlap, same_elements, writable, written_scale
 from .page_table import STARTS, admit_page_table
 from .swapped import looks_swapped, warn
-from .user_function import check_score_mod
 
 __all__ = [
     "Axes",
@@ -242,3 +242,55 @@ def check_merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> Axes
     if size["n"] < 1:
         raise ValueError(f"outs must be [n, tokens, heads, head_dim] with n >= 1, got {list(outs.shape)}")
     return Axes(size["tokens"], heads=size["heads"], head_dim=size["head_dim"], parts=size["n"])
+
+
+# ---- score_mod and score_mod_args ----------------------------------------------------------------
+
+GIVEN = ("score", "query_pos", "key_pos", "head")  # arguments before score_mod_args
+
+
+def check_score_mod(door: Door, function: Any, args: Any, in_torch: bool) -> dict[str, Tensor]:
+    """Check a user's function and its arguments; returns the tensors among the arguments, by name.
+
+    in_torch: the function may be one in torch, since plain torch makes the call.
+    """
+    from ..launching.platform import under_triton  # looks for a GPU, which `import paged_attn` does not
+
+    if function is None and isinstance(args, tuple) and not args:
+        return {}
+    if function is None:
+        raise ValueError("score_mod_args must be () without a score_mod")
+    of_triton = under_triton(function)
+    if not of_triton and not in_torch:
+        raise TypeError(f"score_mod must be a function under @triton.jit, got {kind(function)}")
+    if not of_triton and not callable(function):
+        raise TypeError(f"score_mod must be a function in torch or under @triton.jit, got {kind(function)}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"score_mod_args must be a tuple of tensors, floats and ints, got {kind(args)}")
+    _check_parameters(function.fn if of_triton else function, len(args))
+    tensors = {}
+    for i, arg in enumerate(args):
+        name = f"score_mod_args[{i}]"
+        if isinstance(arg, Tensor):
+            door.place(name, arg, POINTED)
+            if not arg.is_contiguous():
+                raise ValueError(f"{name} must be contiguous, got {list(arg.shape)} strides {list(arg.stride())}")
+            tensors[name] = arg
+        else:
+            number(name, arg, "a tensor, a finite float or an int")
+            if isinstance(arg, int):
+                integer(name, arg, -INT32_MAX, "an int")
+    return tensors
+
+
+def _check_parameters(function: Callable[..., Any], count: int) -> None:
+    """Check that the function takes GIVEN and `count` more arguments."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(x.kind is x.VAR_POSITIONAL for x in parameters):
+        return
+    required = sum(x.default is x.empty for x in parameters)
+    if not required <= len(GIVEN) + count <= len(parameters):
+        raise ValueError(
+            f"score_mod must take ({', '.join(GIVEN)}) and score_mod_args, {len(GIVEN) + count} arguments, "
+            f"got one that takes {', '.join(x.name for x in parameters)}"
+        )
