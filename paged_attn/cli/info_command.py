@@ -5,15 +5,18 @@ All answers take milliseconds: torch and Triton are imported only where nothing 
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
 import platform
+import re
 from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
 
 import click
 
 from paged_attn import __version__
-from paged_attn.cli import machine
 from paged_attn.cli.command_options import as_json
 from paged_attn.cli.printing import console, print_json, print_rows
 from paged_attn.integrations.probes import PROBES
@@ -42,8 +45,8 @@ class DialectState(NamedTuple):
 @as_json
 def info(as_json: bool) -> None:
     """Versions, the device, which kernels calls get and why, environment variables, and hosts."""
-    build = machine.torch_build()
-    found = machine.gpu(build)
+    build = torch_build()
+    found = gpu(build)
     packages = {name: _version(name) for name in ("torch", "triton", "numpy")}
     known = dialects(found, packages["triton"])
     hosts = [probe() for probe in PROBES]
@@ -57,7 +60,7 @@ def info(as_json: bool) -> None:
                 torch_build=build._asdict(),
                 triton_known=packages["triton"] is not None and triton_version.known(packages["triton"]),
                 device=None if found is None else found._asdict(),
-                interpreted=machine.interpreted(packages["triton"] is not None),
+                interpreted=interpreted(packages["triton"] is not None),
                 dialects=[dialect._asdict() for dialect in known],
                 environment={name: os.environ.get(name) for name in VARIABLES},
                 hosts=[host._asdict() for host in hosts],
@@ -79,15 +82,15 @@ def info(as_json: bool) -> None:
     print_rows(rows, console(False))
 
 
-def dialects(found: machine.Found | None, triton: str | None) -> list[DialectState]:
+def dialects(found: Found | None, triton: str | None) -> list[DialectState]:
     """State of each dialect and of plain torch, as the library will decide at the first call."""
     has_triton = triton is not None
-    plain = machine.in_torch(found, has_triton)
+    plain = in_torch(found, has_triton)
     torch = DialectState("torch", plain, _why_in_torch(found, has_triton))
     if plain or triton is None:
         why = "calls are made in plain torch" if has_triton else "Triton is not installed"
         return [DialectState("Hopper", False, why), DialectState("portable", False, why), torch]
-    if machine.interpreted(has_triton):
+    if interpreted(has_triton):
         why = "Triton's interpreter does not know them"
         return [
             DialectState("Hopper", False, why),
@@ -105,18 +108,18 @@ def dialects(found: machine.Found | None, triton: str | None) -> list[DialectSta
     ]
 
 
-def _why_in_torch(found: machine.Found | None, triton: bool) -> str:
+def _why_in_torch(found: Found | None, triton: bool) -> str:
     """Reason why plain torch serves all or some calls, or why it serves none."""
-    if machine.asked() == "torch":
+    if dialect_asked() == "torch":
         return "PAGED_ATTN_DIALECT asks for it"
-    if machine.interpreted(triton):
+    if interpreted(triton):
         return "the interpreter is asked for"
     if not triton:
         return "all calls, since Triton is not installed"
     return "all calls, at the speed of torch: no GPU is seen" if found is None else "calls whose tensors are on the CPU"
 
 
-def _why_no_hopper(found: machine.Found | None, triton: str) -> str | None:
+def _why_no_hopper(found: Found | None, triton: str) -> str | None:
     asked = os.environ.get("PAGED_ATTN_HOPPER")
     if found is None or found.arch != "sm90":
         return "they are for sm90"
@@ -152,11 +155,11 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _built(build: machine.Torch) -> str:
+def _built(build: Torch) -> str:
     return f", for CUDA {build.cuda}" if build.cuda else f", for ROCm {build.hip}" if build.hip else ", for the CPU"
 
 
-def _device(found: machine.Found | None, build: machine.Torch) -> str:
+def _device(found: Found | None, build: Torch) -> str:
     if found is not None:
         return f"{found.name}, {found.arch}, {found.multiprocessors} multiprocessors"
     return "the CPU" + (": no GPU is seen" if build.cuda or build.hip else ": torch is built for no other")
@@ -164,3 +167,81 @@ def _device(found: machine.Found | None, build: machine.Torch) -> str:
 
 def _mark(fits: bool | None) -> str:
     return "" if fits is None else "fits: " if fits else "does not fit: "
+
+
+# ---- the GPU and torch's build, found without importing torch, which takes seconds ---------------
+
+MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76  # numbers of CUdevice_attribute
+
+
+class Torch(NamedTuple):
+    """CUDA or HIP version that torch was built for, from torch's version.py."""
+
+    cuda: str | None
+    hip: str | None
+
+
+class Found(NamedTuple):
+    """A GPU: its name, and the fields of platform.Device."""
+
+    name: str
+    arch: str
+    multiprocessors: int
+
+
+def torch_build() -> Torch:
+    spec = importlib.util.find_spec("torch")
+    path = Path((spec and spec.origin) or ".").parent / "version.py"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = {name: re.search(rf"^{name}\b[^=\n]*= *'([^']*)'", text, re.M) for name in ("cuda", "hip")}
+    return Torch(*(match and match[1] for match in found.values()))
+
+
+def gpu(build: Torch) -> Found | None:
+    """The first GPU that torch would see."""
+    if build.hip:  # ROCm's driver has no short way to ask
+        return _asked_of_torch()
+    return _asked_of_cuda() if build.cuda else None
+
+
+def dialect_asked() -> str:
+    """The dialect that PAGED_ATTN_DIALECT names, or "interpreter" by TRITON_INTERPRET; "" if neither is set."""
+    said = os.environ.get("PAGED_ATTN_DIALECT", "").lower()
+    interpret = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+    return said or ("interpreter" if interpret else "")
+
+
+def interpreted(triton: bool) -> bool:
+    """Whether calls run in Triton's interpreter."""
+    return triton and dialect_asked() == "interpreter"
+
+
+def in_torch(found: Found | None, triton: bool) -> bool:
+    """Whether calls run in plain torch: if asked for, or by default without a GPU or without Triton."""
+    return dialect_asked() == "torch" or (not interpreted(triton) and (found is None or not triton))
+
+
+def _asked_of_torch() -> Found | None:
+    import torch
+
+    from paged_attn.launching.platform import INTERPRET, device_of
+
+    if INTERPRET or not torch.cuda.is_available():
+        return None
+    return Found(torch.cuda.get_device_name(), *device_of(torch.device("cuda")))
+
+
+def _asked_of_cuda() -> Found | None:
+    """The first GPU by CUDA's driver, which obeys CUDA_VISIBLE_DEVICES like torch."""
+    try:
+        cuda = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return None
+    device, number, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDeviceGetName(name, 256, device):
+        return None
+    facts = []
+    for attribute in (MAJOR, MINOR, MULTIPROCESSORS):
+        cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+        facts.append(number.value)
+    return Found(name.value.decode(), f"sm{facts[0]}{facts[1]}", facts[2])

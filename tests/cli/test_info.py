@@ -14,12 +14,12 @@ import torch
 import triton
 from click.testing import CliRunner
 
-from paged_attn.cli import info_command, machine, main
+from paged_attn.cli import info_command, main
 from paged_attn.integrations import probes
 from paged_attn.launching import platform, triton_trial
 from tests.support.own_process import run
 
-H200 = machine.Found("NVIDIA H200", "sm90", 132)
+H200 = info_command.Found("NVIDIA H200", "sm90", 132)
 
 
 def told() -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_the_device_is_the_one_that_torch_sees() -> None:
 
 
 def test_what_torch_is_built_for_is_what_torch_says() -> None:
-    assert machine.torch_build() == (torch.version.cuda, torch.version.hip)
+    assert info_command.torch_build() == (torch.version.cuda, torch.version.hip)
 
 
 @pytest.mark.host
@@ -57,8 +57,8 @@ def test_what_torch_is_built_for_is_what_torch_says() -> None:
 def test_who_interprets_is_decided_as_triton_decides(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PAGED_ATTN_DIALECT", raising=False)
     monkeypatch.setenv("TRITON_INTERPRET", asked)
-    assert machine.interpreted(True) == triton.knobs.getenv_bool("TRITON_INTERPRET", False)
-    assert not machine.interpreted(False)
+    assert info_command.interpreted(True) == triton.knobs.getenv_bool("TRITON_INTERPRET", False)
+    assert not info_command.interpreted(False)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_plain_torch_serves_where_no_kernel_does(
     monkeypatch.delenv("PAGED_ATTN_DIALECT", raising=False)
     if dialect:
         monkeypatch.setenv("PAGED_ATTN_DIALECT", dialect)
-    assert machine.in_torch(found, has_triton) == in_torch
+    assert info_command.in_torch(found, has_triton) == in_torch
     *kernels, torch = info_command.dialects(found, "3.8.0" if has_triton else None)
     assert any(x.on for x in kernels) != in_torch
     assert torch.name == "torch"
@@ -92,9 +92,9 @@ def test_plain_torch_serves_where_no_kernel_does(
     ],
 )  # fmt: skip
 def test_info_tells_what_tensors_on_the_cpu_meet(environ: dict[str, str], told: str) -> None:
-    script = "import torch\nfrom paged_attn.cli import machine\nfrom paged_attn.launching import platform\n"
+    script = "import torch\nfrom paged_attn.cli import info_command\nfrom paged_attn.launching import platform\n"
     script += "arch = platform.device_of(torch.device('cpu')).arch\n"
-    script += "assert machine.in_torch(None, True) == (arch == 'cpu'), arch\nprint(arch)"
+    script += "assert info_command.in_torch(None, True) == (arch == 'cpu'), arch\nprint(arch)"
     assert run(script, **{"PAGED_ATTN_DIALECT": "", **environ}).strip() == told
 
 
@@ -102,9 +102,9 @@ def test_info_tells_what_tensors_on_the_cpu_meet(environ: dict[str, str], told: 
 @pytest.mark.parametrize("asked", ["", "0", "1"])
 def test_hopper_kernels_are_on_where_the_library_takes_them(asked: str) -> None:
     """Under this Triton, which is known or would be tried."""
-    script = "import triton\nfrom paged_attn.cli import info_command, machine\n"
+    script = "import triton\nfrom paged_attn.cli import info_command\n"
     script += "from paged_attn.kernels.hopper import dialect\n"
-    script += "hopper, portable, _ = info_command.dialects(machine.Found('', 'sm90', 132), triton.__version__)\n"
+    script += "hopper, portable, _ = info_command.dialects(info_command.Found('', 'sm90', 132), triton.__version__)\n"
     script += "assert portable.on and hopper.on == dialect.gluon_available(), dialect.why_no_gluon()\n"
     script += "print(hopper.why)"
     environ = {"PAGED_ATTN_HOPPER": asked} if asked else {}
@@ -169,17 +169,17 @@ def test_a_gpu_is_found_through_the_driver_alone(monkeypatch: pytest.MonkeyPatch
         place._obj.value = value
         return 0
 
-    answers = {machine.MAJOR: 9, machine.MINOR: 0, machine.MULTIPROCESSORS: 132}
+    answers = {info_command.MAJOR: 9, info_command.MINOR: 0, info_command.MULTIPROCESSORS: 132}
     driver = SimpleNamespace(
         cuInit=lambda flags: 0,
         cuDeviceGet=lambda place, number: fill(place, number),
         cuDeviceGetName=lambda buffer, size, device: setattr(buffer, "value", b"NVIDIA H200") or 0,
         cuDeviceGetAttribute=lambda place, attribute, device: fill(place, answers[attribute]),
     )
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: driver)
-    assert machine.gpu(machine.Torch("12.8", None)) == H200
+    monkeypatch.setattr(info_command.ctypes, "CDLL", lambda name: driver)
+    assert info_command.gpu(info_command.Torch("12.8", None)) == H200
     driver.cuInit = lambda flags: 100  # no device
-    assert machine.gpu(machine.Torch("12.8", None)) is None
+    assert info_command.gpu(info_command.Torch("12.8", None)) is None
 
 
 # Hosts.
