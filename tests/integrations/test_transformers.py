@@ -12,7 +12,7 @@ pytest.importorskip("transformers", "5.17", reason="needs transformers >= 5.17: 
 
 from paged_attn.integrations import transformers as adapter
 from paged_attn.integrations.transformers import continuous, plain, registration
-from paged_attn.integrations.transformers.forward import Scores
+from paged_attn.integrations.transformers.plain import Scores
 from tests.integrations import tiny
 
 # A cache that the host has not filled holds any numbers; what the interpreter multiplies of them is masked afterwards.

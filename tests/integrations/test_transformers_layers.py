@@ -19,8 +19,7 @@ from transformers import masking_utils
 from paged_attn.calls import checked
 from paged_attn.integrations import transformers as adapter
 from paged_attn.integrations.transformers import plain, registration
-from paged_attn.integrations.transformers.forward import Scores
-from paged_attn.integrations.transformers.plain import mask
+from paged_attn.integrations.transformers.plain import Scores, mask
 from tests.integrations import tiny
 
 # A cache that the host has not filled holds any numbers; what the interpreter multiplies of them is masked afterwards.

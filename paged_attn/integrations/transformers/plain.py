@@ -1,4 +1,8 @@
-"""Plain `generate`: the host's [B, kv_heads, T, D] keys and values, read as pages without a copy, and its masks."""
+"""The registered attention function, and plain `generate`.
+
+`forward` refuses unknown arguments and leaves continuous batching to continuous.py.  Plain `generate` has the host's
+[B, kv_heads, T, D] keys and values, read as pages without a copy, and its masks.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,66 @@ from torch import Tensor
 
 from ...api import paged_attention
 from ...strides import settled
+from . import continuous
 
 # Page size of unpadded batches.  A page size is compiled into a kernel, so it cannot be T, which grows with each token.
 PAGE = 16
 CHUNKED = "chunked_overlay.<locals>.inner_mask"
 KNOWN = ("causal_mask_function", "sliding_window_overlay.<locals>.inner_mask", CHUNKED)
+# Arguments of some models' attention that would change the result and are refused.
+UNKNOWN = ("head_mask", "position_bias", "indices", "block_indices", "output_attentions")
+
+
+class Scores(NamedTuple):
+    """Options for scores, as arguments of paged_attention."""
+
+    softmax_scale: float | None
+    softcap: float
+    sinks: Tensor | None
+
+
+@torch.compiler.disable
+def forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    is_causal: bool | None = None,
+    cache: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend in transformers' form: q [B, heads, n, D], k and v [B, kv_heads, T, D] -> ([B, n, heads, D], None)."""
+    if dropout:
+        raise ValueError(f"paged_attn has no dropout, got dropout = {dropout}: call model.eval()")
+    for name in UNKNOWN:
+        given = kwargs.get(name)
+        if given is not None and given is not False:
+            raise ValueError(f"paged_attn does not know the argument {name} of {type(module).__name__}")
+    scores = Scores(scaling, softcap or 0.0, s_aux if s_aux is not None else sinks)
+    if cache is not None:
+        return continuous.attend(module, query, key, value, cache, sliding_window, scores, kwargs), None
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None) or ""
+    if name.startswith("paged|"):  # under this name the host masks no padding
+        raise ValueError(f"{name} works in generate_batch only: without the prefix it serves generate, too")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    if not is_causal:
+        raise ValueError(f"paged_attn serves causal attention here, {type(module).__name__} asks for is_causal = False")
+    if sliding_window is None:
+        sliding_window = getattr(module, "sliding_window", None)
+    chunk = getattr(getattr(module, "config", None), "attention_chunk_size", None)
+    return attend(query, key, value, attention_mask, sliding_window, scores, chunk), None
+
+
+# ---- plain `generate` ----------------------------------------------------------------------------
 
 
 class LayerArguments(NamedTuple):

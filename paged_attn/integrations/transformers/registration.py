@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import plain, ready, steering
-from .forward import forward
+from .plain import forward
 
 # The host reads features from the letters of a name.  "flash" means that no mask is needed and that CUDA graphs pay.
 # A 2 or 3 behind "flash" means that decodes may hand over a block table.
