@@ -19,7 +19,7 @@ from transformers.generation.configuration_utils import CompileConfig, Continuou
 from transformers.generation.continuous_batching import continuous_api
 
 from paged_attn.integrations import transformers as adapter
-from paged_attn.integrations.transformers import continuous, ready, registration, steering
+from paged_attn.integrations.transformers import continuous, ready, registration
 from paged_attn.preparation.engine_steps import Padded
 from tests.integrations import tiny
 from tests.support import warm
@@ -55,7 +55,7 @@ def config_of(kind: str, attention: str) -> Any:
 def resolved(kind: str, attention: str, **options: Any) -> tuple[Any, Any]:
     """The user's settings, and those that the host completes."""
     seen: list[Any] = []
-    resolve = steering._capture_decodes(lambda config, cb_config, hints: seen.append(cb_config), registration.NAMES)
+    resolve = registration._capture_decodes(lambda config, cb_config, hints: seen.append(cb_config), registration.NAMES)
     given = ContinuousBatchingConfig(**options)
     resolve(config=config_of(kind, attention), cb_config=given, hints=None)
     return given, seen[0]
@@ -128,7 +128,7 @@ def asked_of(attention: str, *args: Any, kind: str = "llama", **kwargs: Any) -> 
         return {"warmup": warmup, "settings": continuous_batching_config, **kwargs}
 
     model = SimpleNamespace(config=config_of(kind, attention))
-    return steering._leave_out_warmup(generate_batch, registration.NAMES)(model, [[1]], *args, **kwargs)
+    return registration._leave_out_warmup(generate_batch, registration.NAMES)(model, [[1]], *args, **kwargs)
 
 
 @pytest.mark.parametrize("settings", [None, {}, {"use_cuda_graph": (False, True)}, {"use_cuda_graph": False}])
@@ -160,13 +160,15 @@ def test_the_host_has_what_is_steered() -> None:
     """Settings by name, and the arguments of the functions that are replaced."""
     fields = {*ContinuousBatchingConfig.__dataclass_fields__}
     sizes = {"q_padding_interval_size", "kv_padding_interval_size"}
-    assert {"use_cuda_graph", "max_blocks_per_request", *sizes, *steering.COMPILES} <= fields
-    plainly = [attribute for _, attribute, _ in steering.changes(continuous_api, registration.NAMES, getattr)]
+    assert {"use_cuda_graph", "max_blocks_per_request", *sizes, *registration.COMPILES} <= fields
+    plainly = [
+        attribute for _, attribute, _ in registration.batching_changes(continuous_api, registration.NAMES, getattr)
+    ]
     assert plainly == ["resolve_continuous_batching_config", "__init__", "generate_batch"]
 
 
 def test_a_batch_by_the_hosts_own_settings_says_what_eager_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering, "_by_block_table", lambda _: True)
+    monkeypatch.setattr(registration, "_by_block_table", lambda _: True)
     warmed: list[Any] = []
     monkeypatch.setattr(continuous_api.ContinuousBatchingManager, "warmup", warmed.append)
     assert tiny.batched("llama", name) == tiny.wanted("llama")

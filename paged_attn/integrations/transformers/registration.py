@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from . import plain, ready, steering
+from . import plain, ready
 from .plain import forward
 
 # The host reads features from the letters of a name.  "flash" means that no mask is needed and that CUDA graphs pay.
@@ -60,7 +62,7 @@ def _change_host() -> None:
         (initialization, *_offer_block_tables(initialization)),
         *_hand_over(paged),
         (masking, *_allow_chunks(masking)),
-        *steering.changes(api, NAMES, _attribute),
+        *batching_changes(api, NAMES, _attribute),
     ]
     for name in NAMES:
         functions.register(name, forward)
@@ -156,3 +158,88 @@ def _hand_over(paged: type) -> list[tuple[Any, str, Callable[..., Any]]]:
         return key_states, value_states
 
     return [(paged, "update", update)]
+
+
+# ---- defaults of continuous batching, changed if the user sets nothing ---------------------------
+
+# Each call of `generate_batch` captures its graphs anew, with two passes of the model for each graph.  Graphs pay for
+# decodes, whose sizes recur, and not for batches with prompts, whose sizes hardly ever do.
+DECODES = (False, True)  # use_cuda_graph for (batches with prompts, decodes by block table)
+COMPILES = ("default_compile_level", "varlen_compile_config", "decode_compile_config")
+GRAPHS = (
+    "paged_attn: use_cuda_graph = {} has transformers capture batches with prompts, in each call anew: leave it out, "
+    "or say use_cuda_graph=(False, True), which captures decodes alone"
+)
+
+
+def batching_changes(
+    api: ModuleType, names: tuple[str, ...], attribute: Callable[[Any, str], Any]
+) -> list[tuple[Any, str, Any]]:
+    """Replacements (owner, name, value) for the host's managers; attribute(owner, name) raises if a name is missing."""
+    mixin, manager = attribute(api, "ContinuousMixin"), attribute(api, "ContinuousBatchingManager")
+    resolve = "resolve_continuous_batching_config"
+    found = [
+        (api, resolve, _capture_decodes(attribute(api, resolve), names)),
+        (manager, "__init__", _compile_ahead(attribute(manager, "__init__"), names)),
+    ]
+    generate = attribute(mixin, "generate_batch")
+    if "warmup" in inspect.signature(generate).parameters:
+        found.append((mixin, "generate_batch", _leave_out_warmup(generate, names)))
+    return found
+
+
+def _capture_decodes(original: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def resolve(config: Any, cb_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if config._attn_implementation in names and _by_block_table(config):
+            if _is_open(cb_config, config):
+                cb_config = copy.copy(cb_config)
+                cb_config.use_cuda_graph = DECODES
+            elif cb_config.cuda_graph_booleans[0]:
+                warnings.warn(GRAPHS.format(cb_config.use_cuda_graph), stacklevel=2)
+        return original(config, cb_config, *args, **kwargs)
+
+    return resolve
+
+
+def _leave_out_warmup(original: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """A wrapped generate_batch without warm-up, which captures all sizes: a call meets few sizes of decodes."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def generate_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind_partial(self, *args, **kwargs).arguments
+        settings, config = given.get("continuous_batching_config"), self.config.get_text_config()
+        if "warmup" not in given and self.config._attn_implementation in names and _by_block_table(config):
+            decodes_alone = settings is None or _is_open(settings, config) or not settings.cuda_graph_booleans[0]
+            kwargs |= {"warmup": False} if decodes_alone else {}
+        return original(self, *args, **kwargs)
+
+    return generate_batch
+
+
+def _compile_ahead(original: Callable[..., None], names: tuple[str, ...]) -> Callable[..., None]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.model.config._attn_implementation in names:
+            ready.prepare_for(self, signature.bind(self, *args, **kwargs).arguments.get("workload_hints"))
+
+    return __init__
+
+
+def _by_block_table(config: Any) -> bool:
+    """Whether decodes will come with block tables, which distinguish decodes from batches with prompts."""
+    kinds = getattr(config, "layer_types", None)
+    full = {*kinds} == {"full_attention"} if kinds else getattr(config, "sliding_window", None) is None
+    return full and torch.cuda.is_available()
+
+
+def _is_open(settings: Any, config: Any) -> bool:
+    """Whether the user leaves graphs to the host, and asks for neither sizes of graphs nor torch.compile."""
+    sizes = settings.q_padding_interval_size or settings.kv_padding_interval_size
+    compiles = [getattr(settings, name, None) for name in COMPILES]
+    asks = sizes or any(compiles) or getattr(config, "compile_config", None)
+    return settings.use_cuda_graph is None and not asks
