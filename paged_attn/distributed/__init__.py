@@ -1,12 +1,11 @@
 """Keys over ranks: each rank has some keys of every sequence, and a group of processes joins the results of all ranks.
 
 The folder imports public functions, checks, dialects, launching and kernels/common/exchange.py.  Adapters may import
-it.  A new way to exchange states is a file beside peers.py and a branch of `merging.merge`.
+it.  A new way to exchange states is a file beside peers.py and a branch of `attention.merge`.
 """
 
-from .attention import paged_attention
+from .attention import merge, paged_attention
 from .indices import gathered_table, own_lens, own_positions, page_table, slots, zigzag
-from .merging import merge
 from .peers import Peers
 
 __all__ = [
