@@ -18,9 +18,9 @@ from ..launching.platform import INTERPRET, Device
 from ..launching.template import arguments_for
 from ..planning.planner import plan, steps_of
 from ..records import layout
-from ..records.call import Call, scales
 from ..records.formats import cdiv, next_power_of_2
 from ..records.key_bounds import key_bounds_of
+from ..records.layout import Call, scales
 from ..records.problem import problem_of
 from .page_launches import Moves, Rows
 from .ways import FAR, scale_and_cap

@@ -10,9 +10,9 @@ from triton.language import constexpr
 from ..arguments import LEFT
 from ..launching.launch import Step, own
 from ..records import layout
-from ..records.call import ROOM, Call
 from ..records.copies import PAGE, Copies
 from ..records.formats import cdiv, next_power_of_2
+from ..records.layout import ROOM, Call
 from ..records.plan import Launch
 from .common.copying import copy_pages_kernel
 from .common.merge import merge_blocks_kernel, merge_states_kernel

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..arguments import Options, Tensors
     from ..launching.launch import Step
     from ..launching.scratch import Need
-    from ..records.call import Call
     from ..records.copies import Copies
+    from ..records.layout import Call
     from ..records.plan import Launch
     from ..records.problem import Problem
 

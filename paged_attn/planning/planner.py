@@ -8,8 +8,8 @@ import functools
 
 from ..kernels.shared_steps import copied, merge_blocks
 from ..launching.launch import Step
-from ..records.call import Call
 from ..records.copies import Copies, over
+from ..records.layout import Call
 from ..records.plan import Plan
 from ..records.problem import Problem
 from .dialects import DIALECTS, chosen, dialect

@@ -1,14 +1,18 @@
-"""Cache layouts as strides, so that kernels need one address formula for all layouts."""
+"""A call's tensors as kernels take them: layouts as strides, so that kernels need one address formula for all layouts.
+
+`Call` is the record of all tensors of a call, which every launch of its plan shares.
+"""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..arguments import scales_slots
-from ..kernels.common.records import KV, KeyValues, PageStarts, Rows, Shape
+from ..kernels.common.records import KV, KeyValues, Modifiers, PageStarts, Rows, Scales, Scratch, Shape
+from ..launching.launch import COUNTERS, STATES
 from .formats import MANTISSA
 
 # Strides of tokens and heads from which on offsets inside a block of rows need 64 bits.  Below them, 32 bits suffice
@@ -220,3 +224,60 @@ def boxes(cache: KeyValues, shape: Shape) -> tuple[TensorDescriptor, TensorDescr
         return TensorDescriptor(kv.ptr, sizes, strides, [1, shape.TILE, 1, padded])
 
     return box(cache.key, shape.HEAD_DIM, shape.DIM), box(cache.value, shape.VALUE_DIM, shape.VALUE_PADDED)
+
+
+# ---- a call's record, and its scales -------------------------------------------------------------
+
+ROOM = Scratch(STATES, COUNTERS)  # Holes, filled with the stream's scratch memory at each launch
+
+
+class Call(NamedTuple):
+    """The tensors of a call.  In a kept call, a Hole (launching/template.py) stands for each tensor."""
+
+    out: Rows
+    lse: torch.Tensor | None
+    query: Rows
+    cache: KeyValues
+    new: KeyValues | None
+    query_starts: torch.Tensor | None
+    seq_lens: torch.Tensor
+    page_table: torch.Tensor
+    page_starts: PageStarts | None
+    mods: Modifiers
+    scales: Scales
+
+
+def scales(
+    softmax: float,
+    query: Any = None,
+    key: Any = None,
+    value: Any = None,
+    out: Any = None,
+    gate: Any = None,
+    by_token: bool = False,
+) -> Scales:
+    """Scales as kernels take them.  An absent scale is 1; a tensor of two axes has a row for each sequence, or one row.
+
+    Scales by slot are part of a cache's record (`cache`), and 1 here.
+
+    by_token: `query` has a row for each token instead.
+    """
+    of_tokens: tuple[Any, Any, Any] = (None, None, None)
+    if by_token:
+        of_tokens = (query, query.stride(0), query.stride(1) if query.ndim == 2 and query.shape[1] > 1 else 0)
+        query = None
+    given = (query, *[1.0 if scales_slots(x) else x for x in (key, value)], out)
+    numbers = [float(x) if isinstance(x, (int, float)) else 1.0 for x in given]
+    tensors = [None if isinstance(x, (int, float)) else x for x in given]
+    strides = [None if x is None else 0 if x.ndim == 0 or x.shape[-1] == 1 else x.stride(-1) for x in tensors]
+    by_seq = [None if x is None else _stride_of_seqs(x) for x in tensors[:3]]
+    of_gate: tuple[Any, Any, Any] = (None, None, None) if gate is None else (gate, *gate.stride()[:2])
+    values = (softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens, *by_seq)
+    return Scales(**dict(zip(Scales._fields, values)))  # the last fields are of Hopper kernels (`launch_arguments`)
+
+
+def _stride_of_seqs(scale: Any) -> int | None:
+    """Stride from a sequence's scale to the next sequence's; None if all sequences have one scale."""
+    if scale.ndim < 2 or scale.shape[0] == 1 or scale.stride(0) == 0:
+        return None
+    return int(scale.stride(0))

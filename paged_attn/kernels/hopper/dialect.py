@@ -10,8 +10,8 @@ from ...launching import triton_trial, triton_version
 from ...launching.launch import Step
 from ...launching.locks import FIRST
 from ...launching.platform import Device
-from ...records.call import Call
 from ...records.formats import MANTISSA
+from ...records.layout import Call
 from ...records.plan import Launch
 from ..portable.dialect import size_of, some, words_of_pieces
 from ..shared_steps import numbers_of

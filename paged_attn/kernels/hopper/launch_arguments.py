@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ...launching.launch import Step
-from ...records.call import ROOM
 from ...records.formats import MANTISSA
+from ...records.layout import ROOM
 from ...records.plan import Launch
 from ..common.records import KV, Rows, Shape
 from .args import Pipe, dim_parts

@@ -4,7 +4,7 @@ from ...launching.launch import Step
 from ...launching.platform import Device
 from ...launching.scratch import Need
 from ...records import layout
-from ...records.call import ROOM, Call
+from ...records.layout import ROOM, Call
 from ...records.plan import Launch
 from ...records.problem import Problem
 from ..shared_steps import numbers_of
