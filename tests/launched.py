@@ -57,11 +57,11 @@ def pytest_configure() -> None:
     comparing.compare = torch.testing.assert_close = _passes  # before others have them by name
     torch.equal = lambda *_: True
     from paged_attn.launching import launch, platform
-    from paged_attn.preparation import offline
+    from paged_attn.preparation import processes
     from tests.support import cases, hopper_cases
 
     device = platform.Device("sm90", 132)
-    triton.runtime.driver.set_active(offline.CompileOnly(offline.target_of(device)))
+    triton.runtime.driver.set_active(processes.CompileOnly(processes.target_of(device)))
     platform.pretend(device)
     launch.run = lambda kernel, grid, *args, **options: kernel.warmup(*args, grid=grid, **options)
     JITFunction._do_compile = _compile

@@ -36,7 +36,7 @@ def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[s
     import triton
 
     from paged_attn.launching import platform
-    from paged_attn.preparation import offline
+    from paged_attn.preparation import processes
 
     found: list[Any] = []
     said = io.StringIO()
@@ -47,7 +47,7 @@ def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[s
         said.truncate(said.seek(0))
 
     triton.knobs.nvidia.dump_ptxas_log = True
-    offline.compile_only(platform.Device(target, MULTIPROCESSORS[target]), keep)
+    processes.compile_only(platform.Device(target, MULTIPROCESSORS[target]), keep)
     for variant, call in calls:
         try:
             with contextlib.redirect_stdout(said):

@@ -1,22 +1,29 @@
-"""Processes that compile side by side, for a device that none of them uses."""
+"""Processes that compile side by side, for a device that none of them uses, or that this machine lacks.
+
+Functions that need Triton import it when they are called: `paged_attn.prepare` may be imported without Triton.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..launching import triton_version
+from ..launching import platform, triton_version
 from ..launching.locks import FIRST
 from ..launching.platform import Device
 from ..planning.dialects import DIALECTS, dialect
 from ..records.formats import is_fp8
 from .model import Lengths, Model, call_of, distinct, new_dtype
 from .other_calls import WRITES, fused_writes, whole_pages, write
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
 
 Track = Callable[..., Iterable[Any]]
 CHUNK = 2048  # batches that a process plans at a time
@@ -129,8 +136,6 @@ def _start(device: Device, local: bool, other_assembler: bool) -> None:
     """Make this process compile kernels instead of launching them."""
     import triton
 
-    from . import offline
-
     if other_assembler:
         del os.environ[triton_version.ASSEMBLER]
 
@@ -139,7 +144,7 @@ def _start(device: Device, local: bool, other_assembler: bool) -> None:
         _seen[metadata["hash"]] = Compiled(not cache_hit, min(folders, default=""))
 
     triton.knobs.compilation.listener = listener
-    offline.compile_only(device, offline.build_launcher if local else lambda _: None)
+    compile_only(device, build_launcher if local else lambda _: None)
 
 
 def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[str, Compiled]:
@@ -172,3 +177,59 @@ def interpreting(value: str) -> Iterator[None]:
             del os.environ["TRITON_INTERPRET"]
         else:
             os.environ["TRITON_INTERPRET"] = before
+
+
+# ---- compiling in place of launching -------------------------------------------------------------
+
+
+class CompileOnly:
+    """Stands in for Triton's driver: has a target, but no device."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def target_of(device: Device) -> GPUTarget:
+    """What Triton calls the device's architecture."""
+    from triton.backends.compiler import GPUTarget
+
+    if device.capability:
+        return GPUTarget("cuda", device.capability, 32)
+    return GPUTarget("hip", device.arch, 64)
+
+
+def compile_only(device: Device, found: Callable[[Any], object]) -> None:
+    """From now on, compile each kernel of a launch for this device and pass it to `found` instead of launching."""
+    import triton
+
+    from ..launching import launch
+    from ..launching.jit_functions import settle, tell_plainly
+
+    if platform.INTERPRET:
+        raise RuntimeError("kernels are interpreted in this process: start it with TRITON_INTERPRET=0")
+
+    def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        tell_plainly(kernel)
+        settle(kernel)
+        found(kernel.warmup(*args, grid=grid, **options))
+
+    triton.runtime.driver.set_active(CompileOnly(target_of(device)))
+    platform.pretend(device)
+    launch.run = run
+
+
+def build_launcher(kernel: Any) -> None:
+    """Build the C stub between Python and a compiled kernel, into Triton's cache; needs the driver's library."""
+    vendor, name = {"cuda": ("nvidia", "CudaLauncher"), "hip": ("amd", "HIPLauncher")}[kernel.metadata.target.backend]
+    module = importlib.import_module(f"triton.backends.{vendor}.driver")
+    if triton_version.has_stubs(module):
+        getattr(module, name)(kernel.src, kernel.metadata)

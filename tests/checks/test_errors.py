@@ -19,7 +19,7 @@ from paged_attn.cli import bench_command, demo_command, main
 from paged_attn.distributed import groups
 from paged_attn.explain import question
 from paged_attn.launching import gpus, launch, platform
-from paged_attn.preparation import offline
+from paged_attn.preparation import processes
 from paged_attn.preparation.score_mod_ref import named, named_by
 from paged_attn.serving import scheduler, trace
 from paged_attn.serving.tensors import Caches
@@ -138,7 +138,7 @@ def in_plain_torch(folder: Path) -> None:
 def in_the_interpreter(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(platform, "INTERPRET", True)
-        offline.compile_only(platform.Device("sm90", 132), print)
+        processes.compile_only(platform.Device("sm90", 132), print)
 
 
 def sharded(**given: Any) -> Callable[[Path], object]:

@@ -240,11 +240,11 @@ def test_other_launchers_are_left_to_themselves(monkeypatch: pytest.MonkeyPatch)
 
 PROGRAM = """
 from paged_attn.launching import platform, driver, launch
-from paged_attn.preparation import offline
+from paged_attn.preparation import processes
 from tests.support.variants import calls
 
 kept = []
-offline.compile_only(platform.Device("sm90", 132), lambda _: None)
+processes.compile_only(platform.Device("sm90", 132), lambda _: None)
 launch.KEEPS, launch.run = True, lambda kernel, grid, *args, **options: kernel.warmup(*args, grid=grid, **options)
 launch._kept = lambda step, compiled, count: kept.append((step, compiled))
 chosen = {variants!r}

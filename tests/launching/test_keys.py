@@ -74,7 +74,7 @@ import triton
 
 from paged_attn.launching import platform, triton_version
 from paged_attn.launching.platform import Device
-from paged_attn.preparation import offline
+from paged_attn.preparation import processes
 
 library = Path(triton_version.options(True)["extern_libs"]["libdevice"])
 if len(sys.argv) > 1:  # as torch.compile does it: another library, and other bytes
@@ -82,7 +82,7 @@ if len(sys.argv) > 1:  # as torch.compile does it: another library, and other by
     other.write_bytes(library.read_bytes() + b"0000")
     triton.knobs.nvidia.libdevice_path = str(other)
 triton.knobs.compilation.listener = lambda *, cache_hit, **_: print("hit" if cache_hit else "compiled")
-offline.compile_only(Device("sm90", 132), lambda _: None)
+processes.compile_only(Device("sm90", 132), lambda _: None)
 import paged_attn
 
 k, v = torch.empty(2, 1, 2, 16)
@@ -109,7 +109,7 @@ from pathlib import Path
 import triton
 from triton.backends.nvidia import compiler
 
-from paged_attn.preparation import offline, processes, subprocess
+from paged_attn.preparation import processes, subprocess
 from tests.preparation.asked import ASKED, H200, TINY
 
 if __name__ == "__main__":
@@ -124,7 +124,7 @@ if __name__ == "__main__":
         with processes.Pool(H200, False, 1) as pool:
             pool.compile([TINY.work()], lambda items, *_: items)
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: print("hit" if cache_hit else "compiled")
-    offline.compile_only(H200, lambda _: None)
+    processes.compile_only(H200, lambda _: None)
     for batch in TINY.batches():
         processes.compile_call(TINY.model, batch, ("both",))
 """

@@ -200,10 +200,10 @@ def test_the_calls_that_are_tried_take_every_kind_of_hopper_kernel() -> None:
 import torch
 from paged_attn import selftest
 from paged_attn.launching import platform, launch
-from paged_attn.preparation import offline
+from paged_attn.preparation import processes
 
 names = []
-offline.compile_only(platform.Device("sm90", 132), lambda _: None)
+processes.compile_only(platform.Device("sm90", 132), lambda _: None)
 launch.run = lambda kernel, grid, *args, **options: names.append(kernel.__name__)
 for case in selftest.TRIED:
     selftest.error_of(case, torch.Generator().manual_seed(0), torch.device("cpu"))

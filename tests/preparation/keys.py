@@ -11,7 +11,7 @@ from typing import Any
 import triton
 
 from paged_attn.launching.platform import Device
-from paged_attn.preparation import offline
+from paged_attn.preparation import processes
 
 Key = tuple[str, str]  # a kernel's name; what Triton tells its variants by
 _asked: set[Key] = set()
@@ -24,7 +24,7 @@ def pose_as(device: Device) -> None:
         _asked.add((fn.name, str(key)))
         return True  # for Triton: it is there
 
-    offline.compile_only(device, lambda _: None)
+    processes.compile_only(device, lambda _: None)
     triton.knobs.runtime.jit_cache_hook = hook
 
 

@@ -17,7 +17,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from paged_attn.kernels.hopper.asm.barriers import TAG
 from paged_attn.kernels.hopper.loading.gates import KINDS
 from paged_attn.launching import launch, platform, scratch
-from paged_attn.preparation import offline
+from paged_attn.preparation import processes
 
 from .arguments import memory_of, values_of
 from .machine import Kernel
@@ -61,7 +61,7 @@ def simulate() -> None:
     # PTX is all that is needed; kept apart from kernels with machine code
     CUDABackend.make_cubin = lambda *_: b""
     triton.knobs.cache.dir = str(Path(triton.knobs.cache.dir) / "simulated")
-    triton.runtime.driver.set_active(offline.CompileOnly(offline.target_of(device)))
+    triton.runtime.driver.set_active(processes.CompileOnly(processes.target_of(device)))
     platform.pretend(device)
     launch.run = run
     scratch._empty = _poisoned
