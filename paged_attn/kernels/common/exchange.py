@@ -22,7 +22,7 @@ class Exchange(NamedTuple):
     HEADS: int  # heads of a rank's results
     OWN_HEADS: int  # heads of an owner's rows; HEADS if every rank owns all rows
     BLOCK: int  # rows that a program handles at a time
-    ROOM: int = 0  # by peers: rows of a block; a collective's block has as many rows as a call needs
+    ROOM: int = 0  # rows of a block, if ranks store to peers; a collective's block has as many rows as a call needs
     FLAGS: int = 0  # flags of each rank, one for each program
     THREADS: int = 1  # threads of a program, at least RANKS
     SEND: bool = True
@@ -116,10 +116,10 @@ def unpack_kernel(out, lse, blocks, fours, sinks, tokens, rank, E: tl.constexpr,
 # Each rank has memory that all peers can write.  Blocks [2, RANKS] come first: axis 0 is the turn, axis 1 the rank that
 # writes the block.  Flags follow, int32 [2, RANKS, FLAGS]: 1 once the rows of that program of that rank have arrived.
 #
-# Calls alternate between two turns.  Before a rank writes a turn's blocks again, it has seen a flag of every peer in
-# the other turn.  A peer raises this flag after its call before, in which it has read the first turn's blocks.
+# Calls alternate between two turns, so call n + 2 writes over the blocks of call n.  Before that, in call n + 1, the
+# rank has seen a flag of every peer.  A peer raises its flag of call n + 1 after it has read the blocks of call n.
 #
-# This holds as long as every rank ends every call with all flags.  A rank that has waited in vain has FAILED: its later
+# This holds as long as every rank sees all flags in every call.  A rank that has waited in vain has FAILED: its later
 # calls send nothing, wait for nobody and give NaN.  Otherwise a late flag would count as the flag of a later call.
 
 
@@ -133,7 +133,10 @@ def now(lane):
 
 @triton.jit
 def look(flags, E: tl.constexpr):
-    """Load flags, with acquire semantics: rows that were stored before a flag was raised can be loaded afterwards."""
+    """Load flags.
+
+    TIMED: with acquire semantics, so rows that were stored before a flag was raised can be loaded afterwards.
+    """
     if E.TIMED:
         return tl.inline_asm_elementwise(
             "ld.acquire.sys.global.b32 $0, [$1];", "=r,l", [flags.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1

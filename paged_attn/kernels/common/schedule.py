@@ -23,7 +23,8 @@ from .shards import own_before
 # The second is for shares of several blocks, and for blocks of several shares.
 EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
 # If a sequence has several blocks, and no share has two, shares may also exceed even shares by this many eighths.
-# Shares at equal places of a sequence's blocks then read the same keys at the same time, mostly from L2.
+# Shares that hold the same part of different blocks of the sequence then read the same keys at the same time, mostly
+# from L2.
 EXTRA_EIGHTHS_IN_STEP = tl.constexpr(3)
 QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # error, at most, of a quotient of whole numbers in float32
 
@@ -229,8 +230,9 @@ def share_of(unit, share):
     return (unit - tl.where(larger, 0, share.extra)) // (share.size + tl.where(larger, 1, 0))
 
 
-# If KV heads are cut alike (`ahead` is None), equal shares of all KV heads lie side by side in scratch.  With
-# Shape.BY_HEAD, the shares of one KV head follow each other, and `ahead` counts the shares of all KV heads before it.
+# If KV heads are cut alike (`ahead` is None), scratch holds share 0 of all KV heads, then share 1 of all, and so on.
+# With Shape.BY_HEAD, the shares of one KV head follow each other, and `ahead` counts the shares of all KV heads before
+# it.
 
 
 @triton.jit

@@ -148,7 +148,7 @@ def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.c
 def beside_first(
     out, results, query, raw, rings, batch, share, walk, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """Run warpgroup NUMBER, beside the first consumer: the second consumer or, as the highest number, the converter."""
+    """Run a warpgroup beside consumer 0: consumer NUMBER or, if NUMBER is the number of consumers, the converter."""
     if NUMBER < P.CONSUMERS:
         consume_share(out, results, query, rings, batch, share, walk, mods, NUMBER, S, P)
     else:

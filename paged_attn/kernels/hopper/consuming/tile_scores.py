@@ -137,9 +137,10 @@ def places_of_keys(L: gl.constexpr, S: gl.constexpr):
 def add_alibi(
     scores, factor, rows, slopes, first, offset, mods, BY_ROW: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """Return scores [R, N] * factor + slope * (key - query) + offset [R, 4], by two operations for each score.
+    """Return scores [R, N] * factor + slope * (key - query) + offset, by two operations for each score.
 
     Symmetric ALiBi adds -slope * |key - query| instead, by four operations.  first: position of the tile's first key.
+    offset [R, 4]: a row's number, held by each of the row's four threads; None: 0.
 
     A key's number has a part that is known at compile time, and a part of the thread (`places_of_keys`).  Converting an
     integer for each score would take as long as an exponential.
@@ -225,9 +226,9 @@ def judge(
     slopes: from `slopes_of`.  AT_ONCE: weigh by the maxima so far, and multiply acc by decay.  A first tile, whose rows
     mostly have no maximum, comes without AT_ONCE, and then the caller has to multiply acc by decay.
     """
-    # RELATIVE: ALiBi's bias includes the maximum, so weights are plain powers, by an operation less for each score.
-    # With a sink, it does not: a sink may be the first maximum, so far below all scores that differences lose their
-    # bits.
+    # RELATIVE: ALiBi's bias already subtracts the row's maximum, so a weight is exp2(score), by one operation less.
+    # False with sinks: a sink may be a row's first maximum.  If this maximum is far below all scores, float32 rounds
+    # away low bits of a score minus the maximum.
     HIDES: gl.constexpr = hides_between(mods, S)
     PLAIN: gl.constexpr = not HIDES and mods.sinks is None
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and PLAIN

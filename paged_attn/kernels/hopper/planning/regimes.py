@@ -35,7 +35,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
 
 
 def launches_over_copies(p: Problem) -> tuple[Launch, ...]:
-    """Return the launches of long queries over a copy of their keys in 16 bits, and of other queries before."""
+    """Return launches of short queries, if any, over the cache, then of long ones over a 16-bit copy of their keys."""
     copies = copies_in_16_bits(p)
     assert copies is not None
     return launch_order.over_copies(p, copies)

@@ -47,16 +47,17 @@ def keys_are_soon_read(p: Problem) -> bool:
 
 
 def columns_leave_few_registers(p: Problem, columns: int) -> bool:
-    """Whether columns, beside keys that pass through registers, need so many registers that tiles have only 64 keys.
+    """Whether registers suffice only for tiles of 64 keys, because keys pass through registers beside the columns.
 
-    x-packed: with up to 16 columns the next tile is in registers, too (`columns.is_early`).
+    x-packed keys of 16 bits: True for 16 columns.  With more columns, registers hold no next tile (`columns.is_early`).
+    fp8 keys: True for more than 16 columns.  x-packed fp8 keys: always True.
     """
     fp8 = p.cache.itemsize == 1
     return (p.packed and (fp8 or MAX_COLUMNS < columns <= 16)) or (fp8 and columns > 16)
 
 
 def rows_share_lines(p: Problem, columns: int) -> bool:
-    """Whether a head's part of a 16-bit key ends inside a 128-byte line, and rows are columns.
+    """Whether a KV head's key ends inside a 128-byte line of memory, in a 16-bit cache with query rows as columns.
 
     The rest of the line belongs to the next head, whose program soon finds the line in L2.  False for x-packed caches.
     """
@@ -91,8 +92,8 @@ class ShareLayout(NamedTuple):
     raw_slots: int  # slots of the ring of fp8 latents
     resident: int  # programs of a multiprocessor at a time
     shares: int  # shares of each KV head
-    blocks: int  # most blocks of a sequence
-    tiles: int  # most tiles that a block sees
+    blocks: int  # blocks of a sequence, at most
+    tiles: int  # tiles that a block sees, at most
 
 
 def layout_of(p: Problem, longest: int, beside: bool) -> ShareLayout:
@@ -181,7 +182,7 @@ def merge_joins_sooner(p: Problem, s: ShareLayout, rows: int) -> bool:
     if padded_value_dim(p) > 256:
         return _waits_for_wide_states(p, s, rows) >= MIN_WAITS_WORTH_A_MERGE and s.tiles > MAX_TILES_OF_ONE_SHARE
     live = min(rows, s.rows) * padded_value_dim(p) // 128
-    states = live * s.shares  # states of rows, of all blocks of a KV head
+    states = live * s.shares  # rows of all states of a KV head, one state for each share; times dims / 128
     return (
         live >= MIN_ROWS_WORTH_A_MERGE
         and states >= MIN_STATES_WORTH_A_MERGE * cost.seqs_tried(p) * s.blocks
@@ -190,7 +191,7 @@ def merge_joins_sooner(p: Problem, s: ShareLayout, rows: int) -> bool:
 
 
 def _pieces_of_wide_blocks(p: Problem, s: ShareLayout) -> int:
-    """Return the number of pieces that most blocks have, if all blocks see equally many keys."""
+    """Return the number of pieces of each block, at least 2, if all blocks see equally many keys."""
     return max(2, s.shares // (cost.seqs_tried(p) * max(1, s.blocks)))
 
 
@@ -210,9 +211,9 @@ def _waits_for_wide_states(p: Problem, s: ShareLayout, rows: int) -> int:
 
 
 def pieces_joined_at_once(p: Problem, s: ShareLayout, least: int) -> int:
-    """Return the number of pieces up to which a block is joined at once, and above which in groups.
+    """Return the largest number of pieces that are joined at once; a block of more pieces is joined in groups.
 
-    0: all blocks are joined at once, because none is likely to have more pieces than that.
+    0: no block is likely to have more pieces than this number, so the kernel joins all blocks at once.
     """
     most = int((1 + math.sqrt(1 + ROWS_WORTH_A_COUNT / s.rows)) ** 2)
     # blocks of a single sequence have equally many pieces; with several sequences one may have nearly all keys
