@@ -28,7 +28,7 @@ ScaleLike = float | Tensor | None
 
 
 def values_apart(v_cache: Any) -> ValueError:
-    """The error of write_kv with v = None for a v_cache that is not the view k_cache[..., :value_dim]."""
+    """The error of write_kv if v is None, and v_cache is neither None nor the view k_cache[..., :value_dim]."""
     given = f"{list(v_cache.shape) if isinstance(v_cache, Tensor) else kind(v_cache)}: pass v, too"
     return ValueError(f"v_cache must be None, or k_cache[..., :value_dim], with v = None, got {given}")
 
@@ -36,7 +36,7 @@ def values_apart(v_cache: Any) -> ValueError:
 class Axes(NamedTuple):
     """Sizes of a call's axes, 0 for an axis that the call does not have.
 
-    x: elements of a group of an x-packed cache; 0 without x-packing.  parts: states that merge_states joins.
+    x: size of the innermost axis of an x-packed k_cache; 0 without x-packing.  parts: states that merge_states joins.
     """
 
     tokens: int
@@ -137,7 +137,7 @@ class Door:
     def _swapped(self, name: str, shape: torch.Size, axes: tuple[str, ...]) -> str:
         """A hint that the other kv_layout would give the number of KV heads wanted, or ""."""
         sizes = self.sizes
-        # kv_heads is known before k_cache in write_kv alone, where k settles it
+        # kv_heads is known before k_cache only in write_kv and write_qkv, where k settles it
         layout = next((x for x, its in LAYOUTS.items() if its[:3] == axes[:3]), "")
         if name == "k_cache" and len(shape) == 4 and layout:
             other = dict(zip((*LAYOUTS[OTHER[layout]][:3], axes[3]), shape))
@@ -150,7 +150,10 @@ class Door:
         return f": {reading(*self.cache, True)}" if fits and name not in ("v_cache", "k_scale", "v_scale") else ""
 
     def wrong_heads(self, heads: int) -> ValueError:
-        """The error for a number of query heads that kv_heads does not divide; kv_layout may be wrong."""
+        """The error for a number of query heads that kv_heads does not divide.
+
+        The text also says how a 4-D k_cache was read, because kv_layout may be wrong.
+        """
         sizes, read = self.sizes, ""
         if self.cache is not None:
             read = f": {reading(*self.cache, shares_out(heads, sizes['page_size']))}"
@@ -208,7 +211,10 @@ class Door:
         self, name: str, cache: Any, axes: tuple[str, ...], dtypes: tuple[torch.dtype, ...], beside: str,
         decides: torch.dtype,
     ) -> None:  # fmt: skip
-        """Check an int4 cache, whose bytes have two dims each and are read in pairs; settles the dims."""
+        """Check an int4 cache, and settle the size of its last axis in dims.
+
+        A byte holds two dims.  Kernels read two bytes at a time, so the address and the strides must be even.
+        """
         dim = axes[-1]
         half, known = f"{dim} / 2", self.sizes.get(dim)
         if known is not None:
@@ -306,7 +312,11 @@ class Door:
 
 
 def check_query_scale(door: Door, value: Any, q: Tensor) -> None:
-    """Check q_scale: one number, one for each KV head, or by token.  Queries that are not fp8: by token only."""
+    """Check q_scale.
+
+    Beside fp8 queries it is one number, one for each KV head, one for each sequence and KV head, or by token.  Beside
+    other queries it is None or by token.
+    """
     name = "q_scale"
     if not isinstance(value, Tensor):
         door.scale(name, value, "q", q.dtype)

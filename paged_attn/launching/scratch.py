@@ -1,7 +1,7 @@
 """Scratch memory between the programs of one call: states of cut blocks, and counters of pieces that have arrived.
 
 A counter must be zero when a launch begins, and every launch leaves its counters at zero.  So counters are zeroed once,
-and launches that may overlap must not share them.
+when they are allocated.  Launches that may run at the same time must not share counters or states:
 
 - Eager calls on one stream follow one another, so they share counters and states.  Two overlapping launches of one
   call have different rooms.
@@ -38,7 +38,7 @@ MAX_STATES_PER_ROOM = MAX_STATES_PER_DEVICE // 2  # float32 elements of one call
 class Need(NamedTuple):
     """Scratch memory that a launch needs, in elements."""
 
-    states: int  # float32 states, and the int32 numbers that tell how blocks are cut
+    states: int  # elements of 4 bytes: float32 states, and int32 numbers that tell how blocks are cut
     counters: int  # int32, zero between launches
     two: bool = False  # two launches share the states: the second reads what the first has written
 
@@ -88,7 +88,7 @@ class Room(NamedTuple):
     counters_at: int = 0
     states_size: int = 0
     counters_size: int = 0
-    arena: Any = None  # the device's arena, in a room that eager calls share
+    arena: Any = None  # the device's arena; None in a captured call's room
 
 
 class Own(NamedTuple):

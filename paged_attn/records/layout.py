@@ -11,14 +11,17 @@ from ..arguments import scales_slots
 from ..kernels.common.records import KV, KeyValues, PageStarts, Rows, Shape
 from .formats import MANTISSA
 
-# Strides of tokens and heads from which on offsets inside a block of rows need 64 bits.  Below them, 32 bits suffice
-# for 256 rows, for 128 heads (`output.MAX_HEADS_OF_NARROW_ROWS`), and for the tokens of 16 warps x 132 programs in
-# `queries.bring_queries`.
+# If a tensor's stride of tokens or of heads is at least this large, offsets inside a block of rows need 64 bits.
+# With smaller strides, 32 bits suffice for 256 rows, for 128 heads (`output.MAX_HEADS_OF_NARROW_ROWS`), and for the
+# tokens of 16 warps x 132 programs in `queries.bring_queries`.
 FAR_TOKENS, FAR_HEADS = 1 << 19, 1 << 23
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor, tl.constexpr]:
-    """(tensor to point at, FP8): fp8, int8 and int4 go as bytes; the interpreter and some targets lack fp8 types."""
+    """(tensor that kernels read, its format as `Rows.FP8` has it).
+
+    Kernels read fp8, int8 and int4 as bytes, because the interpreter and some targets lack fp8 types.
+    """
     fp8 = MANTISSA.get(x.dtype, 0)
     return x.view(torch.uint8) if fp8 else x, tl.constexpr(fp8)
 
@@ -58,7 +61,7 @@ def packed_key(x: torch.Tensor) -> KV:
 
 
 def packed_value(x: torch.Tensor) -> KV:
-    """Values beside x-packed keys, [pages, kv_heads, head_dim, page_size]: runs of one dim."""
+    """Values beside x-packed keys, [pages, kv_heads, head_dim, page_size]; no neighbouring dims are contiguous."""
     stored, fp8 = _stored(x)
     page, head, run, slot = x.stride()
     align = _align(stored, page, head, run) if slot == 1 else tl.constexpr(1)
@@ -71,7 +74,7 @@ def _align(x: torch.Tensor, *steps: int) -> tl.constexpr:
 
 
 def keys(k_cache: torch.Tensor, kv_layout: str, k_scale: Any = None) -> KV:
-    """The key cache of a call; a 5-D tensor is x-packed.  k_scale: any; only one by slot belongs to the record."""
+    """The key cache of a call; a 5-D tensor is x-packed.  The record includes k_scale if that is a scale by slot."""
     if k_cache.ndim == 5:
         return _by_slot(packed_key(k_cache), k_scale, "HND")
     return _by_slot(paged(k_cache, kv_layout), k_scale, kv_layout)
@@ -80,7 +83,7 @@ def keys(k_cache: torch.Tensor, kv_layout: str, k_scale: Any = None) -> KV:
 def cache(
     k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str, k_scale: Any = None, v_scale: Any = None
 ) -> KeyValues:
-    """The caches of a call, with scales by slot if the scales are such."""
+    """The caches of a call.  The records include k_scale and v_scale if these are scales by slot."""
     if k_cache.ndim == 5:
         value = _by_slot(packed_value(v_cache), v_scale, "HND")
     else:
@@ -89,9 +92,9 @@ def cache(
 
 
 def _by_slot(kv: KV, scale: Any, order: str) -> KV:
-    """Keys or values with their scales by slot, [pages, page_size, kv_heads] in the order of NHD.
+    """Keys or values with their scale, if that is a scale by slot; otherwise `kv` unchanged.
 
-    Unchanged if the scales are other ones.
+    order: "NHD" if the axes of `scale` are [pages, page_size, kv_heads], "HND" if [pages, kv_heads, page_size].
     """
     if not scales_slots(scale):
         return kv
@@ -103,9 +106,10 @@ def _by_slot(kv: KV, scale: Any, order: str) -> KV:
 
 
 def pairable(kv: KV, head_dim: int) -> bool:
-    """Whether a cache of bytes can be read two bytes at a time: strides are even, and half a head fits a dot.
+    """Whether a cache of bytes can be read two bytes at a time.
 
-    A part of int4 is padded for a dot.
+    The address and all strides must be even.  The two bytes of a pair are of different parts of a head, and a dot
+    needs 16 dims of each part.  So head_dim must be more than 16, except over int4, where parts are padded to 16 dims.
     """
     if kv.FP8 == 0 or (head_dim <= 16 and kv.FP8 != 4):
         return False
@@ -160,9 +164,9 @@ def boxable(*caches: torch.Tensor) -> bool:
 
 
 def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> int:
-    """Slot strides from page to page if TMA boxes may span several slots in both caches; else 0.
+    """The stride of pages divided by the stride of slots; 0 if TMA boxes cannot span several slots in both caches.
 
-    Boxes of x-packed caches have an axis of pages, and the result is 1.
+    Boxes of x-packed caches have an axis of pages instead.  Then the result is 1 if TMA can read the caches, else 0.
     """
     if k_cache.ndim == 5:
         return int(_packed_boxable(k_cache, v_cache))
