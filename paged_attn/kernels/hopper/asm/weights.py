@@ -1,12 +1,12 @@
-"""Weights of a softmax in 16 bits, two to a word, and their sums; weights are made again if a maximum was too small.
+"""Weights of a softmax in 16 bits, two in a word, and their sums; weights are made again if a maximum was too small.
 
 `weigh_pairs` of two scores $2 and $3, with the factor $4 and shift $5, in bfloat16, is
 
     { .reg .f32 a, b, s; fma.rn.f32 a, $2, $4, $5; fma.rn.f32 b, $3, $4, $5;
       ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; cvt.rn.bf16x2.f32 $0, b, a; add.f32 $1, a, b; }
 
-A polynomial caps small scores.  For rows that are weighed again, `exactly_capped` caps scores by special functions, as
-exactly as the polynomial.  The PTX for three terms, with the score and the result in m0 and the factor in $96, is
+With a softcap, a polynomial may cap small scores.  For rows that are weighed again, `exactly_capped` takes special
+functions instead.  Its PTX for three terms, with the score and the result in m0 and the factor in $96, is
 
     setp.eq.f32 any, m0, 0fff800000; mul.rn.f32 m0, m0, $96; tanh.approx.f32 m0, m0; @any mov.f32 m0, 0fff800000;
 
@@ -55,7 +55,7 @@ def cap_of(terms, digest):
 
 
 def exactly_capped(to: str, score: str, factor: str, terms: int) -> str:
-    """PTX: to = tanh(score * factor), as exact as the polynomial of `terms` terms; minus infinity stays as it is."""
+    """PTX: to = tanh(score * factor), as exact as the polynomial of `terms` terms; minus infinity stays unchanged."""
     nothing, one, less = literal(float("-inf")), literal(1.0), literal(-2.0)
     text = f" setp.eq.f32 any, {score}, {nothing}; mul.rn.f32 {to}, {score}, {factor};"
     if terms == 3:
@@ -66,7 +66,7 @@ def exactly_capped(to: str, score: str, factor: str, terms: int) -> str:
     return text + f" @any mov.f32 {to}, {nothing};"
 
 
-# Limit of a thread's sum of weights; no weight is larger than the sum, so all weights fit float16.
+# Limit of a thread's sum of weights.  No weight is larger than the sum, so weights within the limit fit float16.
 MAX_SUM_PER_THREAD = 8192.0
 # A row's maximum, base 2, beyond which rounding score * unit to float32 may change the product by more than 2^-10.  The
 # maximum is a rounded product.  So a mul rounds the products of such a row, too; an fma would not round them.
