@@ -33,7 +33,7 @@ class Pipe(NamedTuple):
     AHEAD: bool = False  # the next item's first keys are multiplied while an item's results are stored
     MIXED: bool = False  # items come from two lists, one of long and one of short queries; False in the mixed kernel
     COLUMNS: int = 0  # few query rows of a consumer, as columns of products; 0: query rows are rows of products
-    PREFETCH: bool = False  # boxes from outside the caches let TMA read its descriptors during the schedule
+    PREFETCH: bool = False  # boxes from outside the caches let TMA fetch descriptors while the schedule is computed
     PACKED: bool = False  # the cache is x-packed (packed.py)
     FP8: int = 0  # format of an fp8 or int8 cache (`formats.MANTISSA`); 0: a cache of 16 bits
     CONVERT: int = 0  # what the converter warpgroup does to tiles (convert.py); 0: there is no converter

@@ -101,7 +101,7 @@ def hand_out_items(loader, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr
             block, table, kv_head, lo = begin_item(batch, item, mods, S, P)
             tile, end = item.begin, item.end
             if ALONE:
-                for i in range(gl.maximum(end - TILES_LEFT_AT_NEXT_ITEM - tile, 1)):  # all but the rest
+                for i in range(gl.maximum(end - TILES_LEFT_AT_NEXT_ITEM - tile, 1)):  # all except the tiles left
                     at = end - 1 - i
                     if at <= tile + TILES_LEFT_AT_NEXT_ITEM:
                         from_many, answer = ask(counters, taken, lists, P)
@@ -185,7 +185,7 @@ def registers_of(P):
 @gluon.jit
 def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """(Rings that consumers read, Rings that loaders fill); the two differ where a converter stands between them."""
-    room = queries.slots  # never used: a record with a None cannot be returned
+    room = queries.slots  # placeholder where there is no room, because a record with a None cannot be returned
     extra = room
     if P.COARSE:
         extra = make_ones(dtype, S, P)

@@ -130,7 +130,7 @@ def _box_dims(padded: int) -> int:
 
 
 def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """Descriptor of a cache as [rows, heads, dim]: a row for each slot's stride, ROWS_PER_PAGE rows for each page's.
+    """Descriptor of a cache as [rows, heads, dim]: rows are a slot's stride apart, and pages ROWS_PER_PAGE rows apart.
 
     dim: dims of each key or value; boxes have `padded` dims, or parts of these (`_box_dims`).  PAIRED: the descriptor
     has half as many heads of twice the dims.  x-packed caches have other axes (`_packed_box`, `_core_box`).

@@ -143,7 +143,7 @@ def packed_value_pairs_layout(tile, dim, box):
 
 @triton.constexpr_function
 def transposing_layout(rows, columns):
-    """[rows, columns] of 32-bit words: a thread has 16 rows of a column, and its neighbours have the next columns."""
+    """[rows, columns] of 32-bit words: a thread has 16 rows of a column, and the next threads have the next columns."""
     row = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
     column = [[0, 1 << i] for i in range(columns.bit_length() - 1)]
     bits = column + row  # lanes, then warps, then more registers
@@ -153,7 +153,7 @@ def transposing_layout(rows, columns):
 
 @triton.constexpr_function
 def in_order_layout(columns, size=64):
-    """[size, columns] of results, in which `convert.transpose` has permuted the dims: a thread has eight neighbours."""
+    """[size, columns] of results whose dims `convert.transpose` has permuted: a thread has eight neighbouring dims."""
     quarter = columns // 4
     lanes = [[0, 1 << i] for i in range(1, quarter.bit_length() - 1)]
     rows = [[1 << i, 0] for i in range(size.bit_length() - 1)]

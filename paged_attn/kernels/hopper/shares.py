@@ -55,7 +55,7 @@ def load_share(
     """Run one loader warp: load the tiles of a share into a ring, each item's last tile first.
 
     BOTH: load the tiles of `values`, a second Loader, too.  FROM: first dim that is loaded.
-    OF_VALUES: the tiles hold values, and so have the scales of values.
+    OF_VALUES, read with SLOT_SCALES alone: the tiles hold values, not keys.
     """
     turn = Turn(0, 0)
     unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head

@@ -1,6 +1,7 @@
 """Gluon's names in one place, because Triton versions rename them; the import fails if a name is missing.
 
-Kernels take names that differ between versions from this file, and other names from `gl` and Gluon's modules here.
+Kernels import names that differ between versions from here, and use `gl` and Gluon's modules, also from here, for all
+other names.
 """
 
 from typing import Any
@@ -57,7 +58,7 @@ warpgroup_mma_wait = _wait_of_warpgroup if triton_version.number(triton.__versio
 def replaced(record: Any, **values: Any) -> Any:
     """Return a compile-time record with other values in some fields; for use in kernels.
 
-    In kernels, Triton 3.8 makes records its own tuples, which have fields but no Python methods.
+    In kernels, Triton 3.8 turns records into its own tuples, which have fields but no Python methods.
     """
     if hasattr(record, "_replace"):
         return record._replace(**values)

@@ -83,7 +83,7 @@ def raise_max(top, row_max, FP8: gl.constexpr):
     """(maximum, decay), float32 [R, 4]: row_max and 1, unless a row's largest score exceeds row_max by the slack.
 
     top [R, 4]: each thread's largest score of each row, base 2.  decay: exp2(row_max - maximum), the factor of old
-    sums.  The four threads of a row exchange maxima only if a thread of the warp exceeds the slack.
+    sums.  The four threads of a row exchange maxima only if a score of the warp exceeds the slack.
 
     The branch has a second use.  ptxas moves a wait for products ahead of arithmetic, but not ahead of a branch, so
     maxima are found while the last product runs.

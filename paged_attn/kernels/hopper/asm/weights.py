@@ -220,9 +220,9 @@ def weigh_again(
 ):  # fmt: skip
     """(words, sums, maxima, decays, *results) after rows with too large a sum, or without a maximum, are weighed again.
 
-    A row that is weighed again gets a new maximum, and weights exp2(x * unit + shift - maximum).  A warp without such
-    rows leaves early.  All operands have the shape of words [R, N / 8, 4].  A thread reads and writes only the first
-    sum, maximum and decay that it holds for each row.
+    A row that is weighed again gets a new maximum if a score exceeds the old one, and weights exp2(x * unit + shift -
+    maximum).  A warp without such rows leaves early.  All operands have the shape of words [R, N / 8, 4].  A thread
+    reads and writes only the first sum, maximum and decay that it holds for each row.
 
     results: parts of a product that may still run.  The rare branch waits for the product and multiplies it by the
     decays.  A second branch, behind a later wait, would cost every tile one more vote and jump.

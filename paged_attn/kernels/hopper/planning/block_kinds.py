@@ -71,7 +71,7 @@ MAX_QUERIES_SHARE: Annotated[
 
 
 class BlockKind(NamedTuple):
-    """One row of `KINDS`: a kind of block, and the calls that get it."""
+    """One row of `KINDS` or `KINDS_OF_TWO_LISTS`: a kind of block, and the calls that get this kind."""
 
     name: str
     consumers: int  # consumers, each of which has its own copy of the code

@@ -106,9 +106,9 @@ MAX_DIMS_OF_WHOLE_TILES = 128  # value dims; results of more dims leave register
 
 
 def blocks_take(p: Problem) -> bool:
-    """Whether blocks serve a call of two widths or wide heads, if pages can be cut into boxes.
+    """Whether blocks serve a call of two widths or wide heads.
 
-    False if no sequence can have more than MAX_ROWS rows.
+    Pages must be cut into boxes, and some sequence may have more than MAX_ROWS rows.
     """
     return (
         p.cache.itemsize <= 2

@@ -155,10 +155,10 @@ def reading_takes_no_time(p: Problem) -> bool:
 
 
 def few_rows_have_no_columns(p: Problem) -> bool:
-    """Whether few rows have to be blocks, because no kernel serves them as columns.
+    """Whether few rows become blocks of rows, as long queries do.
 
-    True for new keys beside an x-packed cache.  True over other caches of 16 bits beyond 128 dims, or with more heads
-    on a KV head than a list has columns (`columns_of_list`).
+    True for new keys beside an x-packed cache.  Over other caches of 16 bits, True if a list has no columns for few
+    rows: beyond 128 dims, or with too many heads on a KV head (`columns_of_list`).
     """
     if p.packed:
         return p.new
@@ -168,8 +168,8 @@ def few_rows_have_no_columns(p: Problem) -> bool:
 def decodes_read_faster_alone(p: Problem) -> bool:
     """Whether few rows beside long queries are served sooner by their own launch than by their own list.
 
-    True over fp8: few rows need no converter in their own launch, and a converter is slower than memory.  True over
-    x-packed caches: few rows are columns, whose boxes differ from those of blocks.  True for fewer decodes than
+    True over fp8 and int8: few rows need no converter in their own launch, and a converter is slower than memory.  True
+    over x-packed caches: few rows are columns, whose boxes differ from those of blocks.  True for fewer decodes than
     programs: a list would cut every decode to give each program a piece, and even shares do that better.
     """
     if conversion(p) != NONE or p.packed:

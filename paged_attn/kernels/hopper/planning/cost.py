@@ -64,8 +64,8 @@ def rounds(p: Problem, blocks: int) -> int:
 def whole_blocks_suffice(p: Problem, blocks: int, known: bool, most: float | None = None) -> bool:
     """Whether `blocks` blocks of each KV head need no cut: whole blocks take at most `most` times an even share's time.
 
-    known: the number of blocks is exact; otherwise there may be fewer, and one round more is assumed.  most: by default
-    MAX_TIME_OF_WHOLE_BLOCKS.
+    known: the number of blocks is exact; otherwise there may be fewer, and one round more is assumed.  The default of
+    `most` is MAX_TIME_OF_WHOLE_BLOCKS.
     """
     items, programs = blocks * p.kv_heads, p.device.multiprocessors
     time = rounds(p, blocks) * programs if known else items + programs

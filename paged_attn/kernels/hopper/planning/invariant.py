@@ -92,7 +92,7 @@ def _launch(
 
 
 def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
-    """Return the pipe of whole blocks; beside two consumers' bank, each ring has two slots of 128 keys x 128 dims."""
+    """Return the pipe of whole blocks; beside the bank of two consumers, a ring holds twice 128 keys x 128 dims."""
     slots = (2 if padded_dim(p) == 128 else 4) * (128 // _tile(p))
     return Pipe(
         SHARES=False,

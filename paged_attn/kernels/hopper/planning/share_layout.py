@@ -49,7 +49,7 @@ def keys_are_soon_read(p: Problem) -> bool:
 def columns_leave_few_registers(p: Problem, columns: int) -> bool:
     """Whether registers suffice only for tiles of 64 keys, because keys pass through registers beside the columns.
 
-    x-packed keys of 16 bits: True for 16 columns, not for more, beside which registers hold no next tile
+    x-packed keys of 16 bits: True for 16 columns.  False for more columns, because registers then hold no next tile
     (`columns.is_early`).  fp8 and int8 keys: True for more than 16 columns, and always if x-packed.
     """
     fp8 = p.cache.itemsize == 1

@@ -88,7 +88,7 @@ def only_columns(p: Problem) -> bool:
 def latents_are_rows(p: Problem, rows: int) -> bool:
     """Whether `rows` query rows against latents are rows of products of two consumers.
 
-    One consumer's columns must be too few for these rows, and the value dims enough to divide.
+    True if one consumer has too few columns for these rows, and two consumers can divide the value dims.
     """
     dims = padded_value_dim(p)
     return reads_latents(p) and rows > MAX_WIDE_COLUMNS and dims >= MIN_DIMS_OF_HALVES
@@ -132,9 +132,10 @@ def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
 
 
 def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> WideRings:
-    """Return rings of 16-bit latents against columns: as many slots of value dims as fit beside a few of the rest.
+    """Return rings of as many slots as fit, for 16-bit latents against columns.
 
-    A tile takes `parts` slots of value dims, and one slot of the rest.  room: bytes for both rings.
+    Slots of value dims leave room for MIN_SLOTS_OF_REST slots of the rest.  A tile takes `parts` slots of value dims,
+    and one slot of the rest.  room: bytes for both rings.
     """
     slot, slot_of_rest = 2 * tile * dim // parts, 2 * tile * rest
     slots = min(MAX_SLOTS, (room - MIN_SLOTS_OF_REST * slot_of_rest) // slot)
