@@ -1,9 +1,9 @@
 """Meaningful strides: strides of axes with two elements or more, in tensors that are not empty.
 
-torch leaves anything in other strides, and views differ in them.  For example, in a latent cache with one KV head,
-`cache[..., :512].unsqueeze(2)` and `cache.unsqueeze(2)` have different strides of the head.  Code that compares tensors
-calls `same_steps`, or `lies_in` where keys may hold their values (multi-head latent attention).  Code that makes kernel
-arguments from strides calls `settled` first.
+torch may leave any number in other strides, so views of one memory may differ in them.  For example, in a latent cache
+with one KV head, `cache[..., :512].unsqueeze(2)` and `cache.unsqueeze(2)` have different strides of the head.  Code
+that compares tensors calls `same_steps`, or `lies_in` where keys may hold their values (multi-head latent attention).
+Code that makes kernel arguments from strides calls `settled` first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def same_steps(x: Tensor, y: Tensor, end: int | None = None) -> bool:
 
 
 def lies_in(values: object, keys: object) -> bool:
-    """Whether values [..., value_dim] are the first dims of keys [..., head_dim], in one memory."""
+    """Whether values [..., value_dim] are the first dims of keys [..., head_dim], in the same memory."""
     return (
         isinstance(values, Tensor)
         and isinstance(keys, Tensor)
@@ -47,8 +47,8 @@ def looks_within(values: Tensor, keys: Tensor) -> bool:
 def settled(x: Any) -> Any:
     """Replace meaningless strides of a tensor; values that are no tensors are returned unchanged.
 
-    An axis of one element gets the stride of the axis before, and so its alignment.  The first axes get the stride of
-    all elements behind them, the last axis gets 1.
+    A last axis without a meaningful stride gets 1.  Another such axis gets the stride of the nearest axis before it
+    that has one, and so its alignment.  If there is none, it gets the product of the next axis's stride and size.
     """
     if not isinstance(x, Tensor) or not (1 in x.shape or 0 in x.shape):
         return x
@@ -57,7 +57,7 @@ def settled(x: Any) -> Any:
 
 
 def _settled(shape: Sequence[int], known: list[int | None]) -> tuple[int, ...]:
-    """Strides of a tensor, from the known ones; None: not known."""
+    """All strides of a tensor.  known: its meaningful strides, None for other axes."""
     last = len(shape) - 1
     for axis in range(1, last):
         known[axis] = known[axis - 1] if known[axis] is None else known[axis]

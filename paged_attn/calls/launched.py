@@ -25,7 +25,7 @@ from ..records.problem import problem_of
 from .page_launches import Moves, Rows
 from .ways import FAR, scale_and_cap
 
-# Elements and warps of a program of write_qkv: each of 64 threads loads four times 16 bytes of bfloat16.
+# Elements and warps of a program of write_qkv.  Each of its 64 threads loads four times 16 bytes of bfloat16.
 WRITE_ELEMENTS, WRITE_WARPS = 2048, 2
 TENSORS = {*Tensors._fields}
 # Arguments with a field of equal name in Modifiers, which holds the argument unchanged unless `_call` says otherwise.
@@ -33,7 +33,7 @@ IN_MODIFIERS = [name for name in Modifiers._fields if name in (*Tensors._fields,
 
 
 def run_of(given: Tensors, options: Options, device: Device, lse: Tensor | None, value_dim: int | None) -> Launches:
-    """The launches of a checked call.  value_dim: dims of results, None if these are head_dim."""
+    """The launches of a checked call of paged_attention.  value_dim: dims of results; None: head_dim."""
     same = given.k_cache.data_ptr() == given.v_cache.data_ptr()
     problem = problem_of(given, options, device, INTERPRET)
     with arguments_for((*given.slots, lse)) as held:
@@ -47,7 +47,7 @@ def _new(k_new: Any, v_new: Any) -> KeyValues:
 
 
 def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
-    """Fields of Modifiers for spans."""
+    """Fields of Modifiers for spans.  right: right side of the window in places; None: all."""
     if spans is None:
         return {}
     fields = dict(spans=spans, spans_count=spans.shape[1], spans_stride=spans.stride(0), spans_step=spans.stride(1))
@@ -161,12 +161,12 @@ def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device:
 
 
 def _unwritten(kv: Any) -> Any:
-    """Return a KV that a kernel does not write."""
+    """Return a KV whose ptr is None, so that kernels do not write it."""
     return kv._replace(ptr=None, SCALED=constexpr(False), scale_ptr=constexpr(0))
 
 
 def qkv_write_of(given: Projections, options: Rotation, axes: Axes, device: Device, part: str | None) -> Launches:
-    """The launch of a call of write_qkv; q_out = None: queries are rotated in place."""
+    """The launch of a call of write_qkv.  q_out = None means that queries are rotated in place."""
     with arguments_for(given) as held:
         step = _qkv_step(Projections._make(held), options, axes, device, part)
         return Launches([step], given.q.device)
@@ -198,12 +198,12 @@ def _qkv_step(x: Projections, options: Rotation, axes: Axes, device: Device, par
 
 
 def _head_runs(x: Projections, options: Rotation, axes: Axes) -> tuple[HeadRuns, HeadRuns, HeadRuns]:
-    """Shapes of queries, keys and values.  In a packed tensor keys lie behind queries, and values behind keys."""
+    """HeadRuns of queries, keys and values.  In a packed tensor, keys lie behind queries, and values behind keys."""
     heads, kv_heads, value_dim = axes.heads, axes.kv_heads, axes.value_dim
     turned, values = _runs(axes.head_dim, _rotary_dim(x), options.interleaved), _runs(value_dim, 0, False)
     block, kv_block = _heads_at_once(heads, turned), _heads_at_once(kv_heads, (*turned, *values))
     keys_at, values_at = (heads, heads + kv_heads) if x.packed else (0, 0)
-    behind = value_dim if x.latent else 0  # latents lie before the rotated dims of keys
+    behind = value_dim if x.latent else 0  # in a slot, a latent lies before the rotated dims
     return (
         HeadRuns(heads, block, 0, heads // kv_heads, axes.head_dim, 0, *_columns(turned)),
         HeadRuns(kv_heads, kv_block, keys_at, 1, axes.head_dim, behind, *_columns(turned)),
@@ -222,7 +222,7 @@ def _runs(dims: int, rotary_dim: int, interleaved: bool) -> list[tuple[int, int]
 
 
 def _columns(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """(first dims, dims, dims rounded up to powers of two) of runs."""
+    """(first dims, numbers of dims, numbers of dims rounded up to powers of two) of runs."""
     starts, sizes = zip(*runs)
     return starts, sizes, tuple(map(next_power_of_2, sizes))
 
