@@ -29,7 +29,7 @@ PLAIN = {torch.Tensor, torch.nn.Parameter}  # tensors of other classes may have 
 # A guard compares class, dispatch keys (device, layout, modes), dtype, sizes, strides and requires_grad.  It holds no
 # tensor, and always fails for a tensor that is given twice.  torch.compile guards its graphs by the same class.
 Guard: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
-transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # innermost transform of torch.func, or None
+transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # the innermost transform, or None
 
 RAGGED = ("a ragged page table",)
 GIVEN = [name for name in Tensors._fields if name not in (*PLACES, "out")]  # tensors that calls give by keyword
@@ -134,7 +134,10 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
 
 
 def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tuple[Runs, Addresses] | None:
-    """(launches, addresses) of a signature, or None if no launches are kept.  Later calls of the form can use `again`."""
+    """(launches, addresses) of a signature, or None if no launches are kept.
+
+    The latest call of the form is then this one, so the next call may be found by `again`.
+    """
     launches = None if of is None else _kept.get(of[0])
     if of is None or launches is None:
         return None

@@ -22,7 +22,10 @@ def said() -> str:
 
 
 def asked() -> bool:
-    """Whether all calls with check=None are checked.  The default is the interpreter, which crashes on wild reads."""
+    """Whether every call is checked by default: as PAGED_ATTN_CHECK says, or, if it is unset, in the interpreter.
+
+    The interpreter crashes on reads outside of tensors.
+    """
     return said() in ("1", "true", "yes", "on") if said() else INTERPRET
 
 

@@ -28,12 +28,12 @@ from ..records.page_runs import Runs, runs_of
 
 LANES = 512  # units that a program moves at a time: with vectors of 16 bytes, four for each thread
 WARPS = 4
-FEW_PROGRAMS = 2048  # pages are cut into parts, until these are so many in all, or have LANES units each
+FEW_PROGRAMS = 2048  # pages are cut into parts: up to this number in all, but no smaller than LANES units each
 MAX_PROGRAMS = 8192
 # A link to the host needs fewer bytes in flight than a device's memory: these programs have at most 1 MiB.  So other
 # kernels keep most multiprocessors.  Not measured yet.
 HOST_PROGRAMS = 128
-LIMIT = 4096  # tables that stay, some KiB each; if there are more, a call without one makes its table anew
+LIMIT = 4096  # tables that stay, some KiB each; beyond the limit, a call makes a table for itself alone
 ELEMENTS = 4096  # elements of gathered rows in a program: of 16 bits, four vectors for each thread
 
 _tables: dict[Any, Tensor] = {}

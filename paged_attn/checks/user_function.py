@@ -12,13 +12,13 @@ from .axes import Door
 from .kernel_tensors import POINTED
 from .options import INT32_MAX, integer, kind, number
 
-GIVEN = ("score", "query_pos", "key_pos", "head")  # arguments before score_mod_args
+GIVEN = ("score", "query_pos", "key_pos", "head")  # parameters of a score_mod before score_mod_args
 
 
 def check_score_mod(door: Door, function: Any, args: Any, in_torch: bool) -> dict[str, Tensor]:
-    """Check a user's function and its arguments; returns the tensors among the arguments, by name.
+    """Check a user's function and its further arguments; returns the tensors among these, by name.
 
-    in_torch: the function may be one in torch, since plain torch makes the call.
+    in_torch: plain torch makes the call, so the function may also be one of torch.
     """
     from ..launching.platform import under_triton  # looks for a GPU, which `import paged_attn` does not
 
