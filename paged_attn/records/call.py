@@ -8,7 +8,7 @@ from ..arguments import scales_slots
 from ..kernels.common.records import KeyValues, Modifiers, PageStarts, Rows, Scales, Scratch
 from ..launching.launch import COUNTERS, STATES
 
-ROOM = Scratch(STATES, COUNTERS)  # Holes, filled with the stream's scratch memory at each launch
+ROOM = Scratch(STATES, COUNTERS)  # two Holes, which each launch fills with scratch memory of its stream
 
 
 class Call(NamedTuple):
@@ -36,11 +36,10 @@ def scales(
     gate: Any = None,
     by_token: bool = False,
 ) -> Scales:
-    """Scales as kernels take them.  An absent scale is 1; a tensor of two axes has a row for each sequence, or one row.
+    """Scales as kernels take them.  An absent scale is 1.
 
-    Scales by slot are part of a cache's record (`layout.cache`), and 1 here.
-
-    by_token: `query` has a row for each token instead.
+    A tensor of two axes has a row for each sequence, or one row for all.  by_token: `query` has a row for each token
+    instead.  A scale by slot is part of its cache's record (`layout.cache`), and 1 here.
     """
     of_tokens: tuple[Any, Any, Any] = (None, None, None)
     if by_token:
@@ -53,7 +52,7 @@ def scales(
     by_seq = [None if x is None else _stride_of_seqs(x) for x in tensors[:3]]
     of_gate: tuple[Any, Any, Any] = (None, None, None) if gate is None else (gate, *gate.stride()[:2])
     values = (softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens, *by_seq)
-    return Scales(**dict(zip(Scales._fields, values)))  # the last fields are of Hopper kernels (`launch_arguments`)
+    return Scales(**dict(zip(Scales._fields, values)))  # `launch_arguments` sets the last fields, for Hopper kernels
 
 
 def _stride_of_seqs(scale: Any) -> int | None:

@@ -18,7 +18,7 @@ FAR_TOKENS, FAR_HEADS = 1 << 19, 1 << 23
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor, tl.constexpr]:
-    """(tensor that kernels read, its format as `Rows.FP8` has it).
+    """(tensor that kernels read, its format as in `Rows.FP8`).
 
     Kernels read fp8, int8 and int4 as bytes, because the interpreter and some targets lack fp8 types.
     """
@@ -118,7 +118,7 @@ def pairable(kv: KV, head_dim: int) -> bool:
 
 
 def pairs(cache: KeyValues, head_dim: int, value_dim: int) -> KeyValues:
-    """The cache through int16 pointers: two bytes an element, for keys and for values if they are `pairable`."""
+    """The caches as int16, with two bytes an element.  Keys or values that are not `pairable` are unchanged."""
     return KeyValues(*(_pairs(kv) if pairable(kv, n) else kv for kv, n in zip(cache, (head_dim, value_dim))))
 
 
@@ -139,7 +139,10 @@ def _pairs(kv: KV) -> KV:
 
 
 def of_known_steps(keys: KeyValues) -> KeyValues:
-    """Strides of slots as constexprs: addresses of a tile's rows then differ by constants, and take one register."""
+    """Keys and values with a constexpr stride of slots.
+
+    Addresses of a tile's rows then differ by constants, and take one register.
+    """
     return KeyValues(*(kv._replace(stride_slot=tl.constexpr(kv.stride_slot)) for kv in keys))
 
 
@@ -151,12 +154,12 @@ def of_one_head(keys: KeyValues) -> KeyValues:
 
 
 def page_starts(page_table: torch.Tensor, starts: torch.Tensor | None) -> PageStarts | None:
-    """Where rows of a ragged page table start in its list of page ids; None for a dense table."""
+    """Where the rows of a ragged page table start in its indices; None for a dense table."""
     return None if starts is None else PageStarts(starts, starts.stride(0), page_table.stride(0))
 
 
 def boxable(*caches: torch.Tensor) -> bool:
-    """Whether TMA can read these 16-bit caches: strides are multiples of 16 bytes, head_dim is 64, 128 or 256."""
+    """Whether TMA can read these caches: 16 bits, strides that are multiples of 16 bytes, 64, 128 or 256 dims."""
     return all(
         x.element_size() == 2 and x.ndim == 4 and x.shape[0] > 0 and x.shape[3] in (64, 128, 256) and aligned(x)
         for x in caches
@@ -164,7 +167,7 @@ def boxable(*caches: torch.Tensor) -> bool:
 
 
 def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> int:
-    """The stride of pages divided by the stride of slots; 0 if TMA boxes cannot span several slots in both caches.
+    """The stride of pages divided by the stride of slots; 0 if it differs between the caches, or boxes cannot use it.
 
     Boxes of x-packed caches have an axis of pages instead.  Then the result is 1 if TMA can read the caches, else 0.
     """
@@ -182,7 +185,7 @@ def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) 
 
 
 def _packed_boxable(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether TMA can read an x-packed cache: slots of 16 bytes lie side by side, other strides divide by 16 bytes."""
+    """Whether TMA can read an x-packed cache: x is 16 bytes, slots adjoin, other strides are multiples of 16 bytes."""
     x, size = k_cache.shape[4], k_cache.element_size()
     dense = x * size == 16 and k_cache.stride()[3:] == (x, 1) and v_cache.stride(3) == 1
     return (
@@ -199,9 +202,9 @@ def adjacent(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> bo
 
 
 def rows_boxable(k_new: torch.Tensor, v_new: torch.Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether TMA can read keys and values outside the cache, and their dtype is `dtype`.
+    """Whether TMA can read k_new and v_new, and their dtype is `dtype`.
 
-    v_new is None: values lie in the keys.
+    v_new = None: the values are dims of k_new.
     """
     return all(x.dtype == dtype and x.shape[0] > 0 and aligned(x) for x in (k_new, v_new) if x is not None)
 

@@ -1,4 +1,4 @@
-"""Pages as runs of bytes: what two tensors with an axis of pages must have alike to be copied page by page.
+"""Pages as runs of contiguous bytes, by which pages are copied from one tensor to another.
 
 Axes are merged where both tensors allow it, in the order of the target's strides.  A page of most caches is one run.
 """
@@ -17,16 +17,16 @@ Axis = tuple[int, int, int]  # (size, stride in the source, stride in the target
 
 
 class Runs(NamedTuple):
-    """Runs of a page.  The first one begins `source` and `target` bytes behind the addresses of the two tensors.
+    """Runs of a page.  Run (0, 0) begins `source` and `target` bytes behind the addresses of the two tensors.
 
-    Run (i, j) begins i strides of `outer` and j strides of `inner` behind the first run.  Strides are in bytes.
+    Run (i, j) begins i strides of `outer` and j strides of `inner` behind run (0, 0).  Strides are in bytes.
     """
 
     source: int
     target: int
-    source_page: int
+    source_page: int  # stride of pages
     target_page: int
-    run: int  # bytes
+    run: int  # bytes of a run
     inner: Axis
     outer: Axis
 
@@ -46,7 +46,7 @@ class Runs(NamedTuple):
 
 
 def runs_of(source: Tensor, target: Tensor, page_axis: int) -> list[Runs]:
-    """Return the runs of a page: several Runs if a page's axes do not merge into a run and two further axes."""
+    """Return the runs of a page.  Several Runs are needed if axes do not merge into a run and two further axes."""
     if 0 in source.shape or 0 in target.shape:
         return []
     size = source.element_size()
