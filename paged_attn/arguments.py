@@ -16,7 +16,7 @@ REQUIRED: Any = object()
 TINY = 2.0**-126
 # Kinds of arguments.
 TENSOR = "tensor"
-PART = "part"  # a tensor or None that callers pass as another argument, named in WITHIN
+PART = "part"  # a tensor or None that callers pass within another argument (WITHIN)
 SCALE = "scale"  # a tensor, a number on the host, or None
 SEVERAL = "several"  # a tuple or list of tensors and numbers
 RESULT = "result"  # a tensor; if None, the call allocates it

@@ -1,4 +1,4 @@
-"""A few calls against the reference, for `paged-attn check`: each layout, kind of batch and float type, some features.
+"""A few calls against the reference, for `paged-attn check`: each layout, kinds of batches, dtypes and common features.
 
 The calls tell a broken installation from a sound one; the test suite tests the library itself.  Under an unknown
 version of Triton, `launching/triton_trial.py` starts a process that tries larger calls.

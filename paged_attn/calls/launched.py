@@ -47,7 +47,7 @@ def _new(k_new: Any, v_new: Any) -> KeyValues:
 
 
 def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
-    """Fields of Modifiers for spans.  right: right side of the window in places; None: all."""
+    """Fields of Modifiers for spans.  right: right side of the window, in places; None: no bound in places."""
     if spans is None:
         return {}
     fields = dict(spans=spans, spans_count=spans.shape[1], spans_stride=spans.stride(0), spans_step=spans.stride(1))

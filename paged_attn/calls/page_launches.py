@@ -111,7 +111,7 @@ class Moves:
             self.launches.first((src, dst, self._table([x.data_ptr() for x in caches])))
 
     def again(self, addresses: Sequence[int]) -> None:
-        """Launch what is kept, for tensors at these addresses."""
+        """Launch the kept kernel for tensors at these addresses."""
         assert self.launches is not None
         *caches, src, dst = addresses
         table = self._table(caches)  # held until the launch is made

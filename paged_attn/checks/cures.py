@@ -20,7 +20,7 @@ Sizes = Mapping[str, int]
 
 
 def of_no_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> str:
-    """How to make a tensor of a value that is none."""
+    """How to make a tensor from a value that is no tensor."""
     word = name.split()[0]  # the caller's variable in "indptr of page_table"
     if name == "out":
         return OUT

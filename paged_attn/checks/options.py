@@ -1,4 +1,4 @@
-"""Checks of host values: numbers, windows, words, and arguments that must be given together."""
+"""Checks of host values: numbers, windows, shards, words, and arguments that must be given together."""
 
 from __future__ import annotations
 

@@ -133,7 +133,10 @@ def _range(x: Tensor) -> tuple[int, int]:
 
 
 class _Search:
-    """Whether there are integers 0 <= x_i <= most_i with sum x_i * stride_i = target; True also after `STEPS` steps."""
+    """A search for integers 0 <= x_i <= most_i with sum x_i * stride_i = target.
+
+    finds: whether there are such integers; True also after `STEPS` steps.
+    """
 
     def __init__(self) -> None:
         self.steps = 0

@@ -101,7 +101,10 @@ def _admit(given: Sequence[tuple[str, Any]], page_axis: int) -> int:
 
 
 def _check_alike(given: Sequence[tuple[str, Tensor]], into: Sequence[tuple[str, Tensor]], page_axis: int) -> None:
-    """Check that targets are as many as sources, each of its source's shape, on the host or on the sources' device."""
+    """Check that targets match sources: in number, dtype and shape, on the host or on the source's device.
+
+    Targets may share no memory with sources.
+    """
     if len(given) != len(into):
         raise refused("targets", f"{len(given)} tensors, as many as sources", len(into))
     for (source_name, source), (name, target) in zip(given, into):

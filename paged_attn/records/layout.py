@@ -159,7 +159,7 @@ def page_starts(page_table: torch.Tensor, starts: torch.Tensor | None) -> PageSt
 
 
 def boxable(*caches: torch.Tensor) -> bool:
-    """Whether TMA can read these caches: 16 bits, strides that are multiples of 16 bytes, 64, 128 or 256 dims."""
+    """Whether TMA can read these caches: 16-bit elements, strides of multiples of 16 bytes, 64, 128 or 256 dims."""
     return all(
         x.element_size() == 2 and x.ndim == 4 and x.shape[0] > 0 and x.shape[3] in (64, 128, 256) and aligned(x)
         for x in caches

@@ -91,7 +91,7 @@ class Problem(NamedTuple):
 
     @property
     def far_cap(self) -> bool:
-        """Whether the softcap is so large that kernels compute tanh by a series."""
+        """Whether the softcap is so large that kernels compute tanh of small scores by a series."""
         return self.softcap > FAR_CAP
 
     @property
