@@ -93,7 +93,7 @@ def paged_attention(
             (p + 1) * page_size - 1.  Entries past the last key may hold anything.  So may entries whose keys all lie
             before the window of every query.
             Ragged: a pair (indptr [seqs + 1], indices), int32 | int64 each, any strides; row s is
-            indices[indptr[s] : indptr[s + 1]].  Indices of a row behind its sequence's last key, and indices outside of
+            indices[indptr[s] : indptr[s + 1]].  Indices of a row past its sequence's last key, and indices outside of
             all rows, may hold anything.  Pass max_seqlen_k here: without it, the call is planned as if one sequence
             could have all indices.
         seq_lens: [seqs] int32 | int64; number of keys of each sequence, the call's own included.  0 or less: an empty

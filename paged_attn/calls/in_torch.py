@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 
 class Run:
-    """A checked call, which can be made with the tensors of any call of equal signature; the counterpart of Launches."""
+    """A checked call, made with the tensors of any call of equal signature; the counterpart of Launches."""
 
     __slots__ = ("again", "arguments", "function", "in_torch", "kept", "latent", "value_dim")
 
