@@ -82,9 +82,9 @@ def paged_attention(
             is x-packed: [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, fp8, or int8; beside fp8 queries
             also float16 | bfloat16.  Any page size; any strides of the outer axes.
             uint8 means int4, in NHD or HND with a last axis of head_dim / 2 bytes.  Byte d has dim 2 d in its lower
-            four bits and dim 2 d + 1 in its upper four bits, both as numbers from 0 to 15.  Real value = (stored number
-            - zero point) * scale.  head_dim and value_dim are multiples of 4.  The address and the strides of outer
-            axes are even.  Keys may not hold their values (see v_cache).
+            four bits and dim 2 d + 1 in its upper four bits, both as numbers from 0 to 15.  Real value =
+            (stored value - zero point) * scale.  head_dim and value_dim are multiples of 4.  The address and the
+            strides of outer axes are even.  Keys may not hold their values (see v_cache).
         v_cache: dtype and layout of k_cache, with value_dim (1 to 512) in place of head_dim.  Beside x-packed keys
             [pages, kv_heads, value_dim, page_size].  The view k_cache[..., :value_dim] means that the first dims of
             keys are the values (multi-head latent attention).  Keys and values are then read once, and head_dim is up
