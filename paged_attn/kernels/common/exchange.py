@@ -1,10 +1,10 @@
 """Exchange between ranks: each rank's results over its own keys are joined with the results of all other ranks.
 
-An owner is a rank that joins rows: those of all heads, or of OWN_HEADS of them.  An owner's rows are token-major:
-row = token * OWN_HEADS + head.
+An owner is a rank that joins rows, either of all heads or of OWN_HEADS heads of its own.  An owner's rows are
+token-major: row = token * OWN_HEADS + head.
 
 A block holds one rank's results for one owner's rows: [room, VALUE_DIM] results, then [room] log-sum-exps, both
-float32.  room is a multiple of 4 rows, so every block begins on 16 bytes.
+float32.  The number of rows, room, is a multiple of 4, so every block begins on 16 bytes.
 """
 
 from typing import NamedTuple
@@ -89,7 +89,7 @@ def join_rows(
     store_joined(out, lse, acc, top, total, row, tl.cast(0, tl.int64), index, head, valid, dim, S)
 
 
-# fours: rows of a block / 4.
+# fours, an argument of both kernels: a quarter of `room`, the rows of a block.
 
 
 @triton.jit(do_not_specialize=["fours", "tokens"])
@@ -151,14 +151,14 @@ def look(flags, E: tl.constexpr):
 
 @triton.jit
 def absence(flags, source, others, late, E: tl.constexpr):
-    """2 (RANKS - r), with r the first rank whose flag is down, plus 1 if its lane is late; 0: all flags are raised."""
+    """2 (RANKS - r) for the first rank r whose flag is down, plus 1 if a lane of r is late; 0: all flags are raised."""
     absent = tl.where(others & (look(flags, E) == 0), E.RANKS - source, 0)
     return tl.max(2 * absent + tl.where((absent > 0) & late, 1, 0), 0)
 
 
 @triton.jit
 def wait_for(flags, source, others, timeout, lane, E: tl.constexpr):
-    """RANKS - r, with r the first rank whose flag is down after `timeout` ns; 0 as soon as all flags are raised."""
+    """RANKS - r for the first rank r whose flag is down after `timeout` ns; 0 as soon as all flags are raised."""
     found = absence(flags, source, others, lane < 0, E)
     if E.TIMED:
         until = now(lane) + timeout
@@ -182,7 +182,7 @@ def flags_of(memory, E: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def send_all(peers, turn, out, lse, tokens, rank, program, programs, E: tl.constexpr, S: tl.constexpr):
-    """Store this program's rows of every owner into the owner's memory, and then raise the program's flag there."""
+    """Store this program's rows of each owner in the owner's memory, then raise its flag at all other ranks."""
     SIZE: tl.constexpr = E.ROOM * (S.VALUE_DIM + 1)
     LANES: tl.constexpr = lanes_for(E.RANKS)
     RANKS: tl.constexpr = E.RANKS
