@@ -101,7 +101,7 @@ def make_ring(
 
 @gluon.jit
 def ring_of(slots, STAGES: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.constexpr):
-    """Make an empty ring of these slots; FILLERS, READERS: as for `make_ring`."""
+    """Make an empty ring of the given slots; FILLERS, READERS: as for `make_ring`."""
     full, empty = make_barriers(STAGES, FILLERS, READERS)
     return Ring(slots, full, empty, 0, 0, 0, 0)
 
@@ -144,7 +144,7 @@ def advance(turn, STAGES: gl.constexpr):
 
 @gluon.jit
 def wait_full(ring, turn, there=None):
-    """Wait until the tile in the turn's slot has arrived; there: whether a tile comes at all, by default True."""
+    """Wait until the tile in the turn's slot has arrived; there: whether to wait, by default always."""
     if there is None:
         mbarrier.wait(ring.full.index(turn.stage), turn.phase)
     else:

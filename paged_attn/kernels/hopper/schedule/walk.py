@@ -45,7 +45,7 @@ def item_at(batch, share, walk, blocks, tiles, mods, S: gl.constexpr, P: gl.cons
 def piece_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
     """Do `item_at` without fixed pieces: the share's part of a block is one piece.
 
-    blocks: number of the sequence's blocks, if those with many and with few keys alternate; otherwise None.
+    blocks: number of the sequence's blocks, if early and late blocks alternate; otherwise None.
     """
     tile = walk.unit - walk.before
     number = 0
@@ -89,11 +89,11 @@ def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
     end = gl.minimum(end, first_piece + pieces)
     begin = gl.minimum(begin, end)
     whole = end - begin == pieces
-    unit = walk.unit - tile  # of the block's first tile
+    unit = walk.unit - tile  # the block's first unit
     first_share = share_of(unit, share)
-    second = unit + (first_piece + 1) * PIECE - from_tile  # where the second piece begins
+    second = unit + (first_piece + 1) * PIECE - from_tile  # unit at which the second piece begins
     holders = holders_of(share, first_share, second, pieces, PIECE)
-    # the last piece's state comes first
+    # states lie in reverse order: the last piece's state comes first
     first_row = slot_of(first_share, room, 0, walk.kv_head, walk.ahead, S) * S.LIVE
     STEP: gl.constexpr = slots_between(S.KV_HEADS, walk.ahead is None)
     row = first_row + (first_piece + pieces - end) * (STEP * S.LIVE)
