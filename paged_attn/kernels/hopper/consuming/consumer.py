@@ -28,7 +28,7 @@ def drain(rings, turns, count, P: gl.constexpr):
     for _ in range(count):
         wait_tile(
             rings.key, k_turn, P
-        )  # a release before the tile has arrived would count for the slot's previous tile
+        )  # a release before the tile has arrived would count as a release of the slot's previous tile
         k_turn = leave(rings.key, k_turn, P.KEY_STAGES, P)
         wait_tile(rings.value, v_turn, P)
         v_turn = leave(rings.value, v_turn, P.VALUE_STAGES, P)
@@ -39,13 +39,13 @@ def drain(rings, turns, count, P: gl.constexpr):
 def attend_item(
     query, rings, turns, item, block, rows, scales, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, state) of a consumer's rows [ROWS] after all tiles of an item; fp8 products leave the sink to `leaving`.
+    """(turns, state) of a consumer's rows [ROWS] after all tiles of an item.  fp8 products leave the sink to `leaving`.
 
-    block: the item's block, beginning with this consumer's first token.
+    block: the item's block, but `first` is this consumer's first token.
     """
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     queries, whole = rings.queries, item.block
-    sinks = None if P.FP8_PRODUCTS else mods.sinks  # beside a large sink, all fp8 weights would be zero
+    sinks = None if P.FP8_PRODUCTS else mods.sinks  # relative to a large sink, all fp8 weights would be zero
     row_max, row_sum = start(sinks, rows, item.first > 0, S)
     ACC: gl.constexpr = results_layout(S.VALUE_PADDED, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE)
     acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, ACC)
@@ -90,7 +90,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
         store(out, results, item, rows, count, state, NUMBER, S, P)
     else:
         if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
-            if tiles > 0:  # before keys are released, because the next block's queries may come after that
+            if tiles > 0:  # wait before keys are released: after that, the next block's queries may come
                 wait_queries(queries, done, NUMBER, S, P)
         turns = drain(rings, turns, tiles, P)
     if tiles > 0:
@@ -140,7 +140,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
         turns = Turns(turns.key, turns.value, turns.query + 1)
     else:
         following = read(mail, number, P.ROWS // 16)
-    # if this product started before the wait for the last values, that wait would include its keys: 1% slower
+    # before `receive`, this product would delay the last values by the wait for its own keys: 1% slower
     running = first_scores(rings, turns, following, S, P)
     rows, state = leaving(state, item, block, mods, rings.room, 0, S, P)
     store(out, results, item, rows, count, state, 0, S, P)
@@ -149,7 +149,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
 
 @gluon.jit
 def consume_items_ahead(out, results, rings, jobs, S: gl.constexpr, P: gl.constexpr):
-    """Compute and store all items, as `blocks.consume_items`, but an item ahead."""
+    """Do `blocks.consume_items` for all items, an item ahead."""
     gl.static_assert(is_shared(P) and P.CONSUMERS == 1 and P.QUERY_BOX and P.CONVERT == NONE and P.COLUMNS == 0)
     gl.static_assert(not S.SPLIT and S.PIECE is None)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
