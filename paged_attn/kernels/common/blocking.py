@@ -26,7 +26,7 @@ def in_cache(tile, context_len, S: tl.constexpr):
 
 @triton.jit
 def gap(context_len, S: tl.constexpr):
-    """Number of keys that the last tile of cached keys has fewer than TILE; a negative context_len counts as 0."""
+    """Number of keys that the last tile of cached keys lacks; a negative context_len counts as 0."""
     cached = tl.maximum(context_len, 0)
     return tl.cdiv(cached, S.TILE) * S.TILE - cached
 
@@ -104,7 +104,7 @@ def find_block(batch, block, kv_head, S: tl.constexpr):
     if S.ONE_BLOCK:
         return block_of(batch, block, 0, kv_head, S)
     else:
-        # numbers of sequence i begin at query_starts[i] // BLOCK_Q + i, and may be one more than its blocks
+        # numbers of sequence i begin at query_starts[i] // BLOCK_Q + i; it may have one number more than blocks
         seq = last_at_most(batch.query_starts, batch.num_seqs, block, S.BLOCK_Q)
         return block_of(batch, seq, block - (load_int(batch.query_starts + seq) // S.BLOCK_Q + seq), kv_head, S)
 

@@ -19,7 +19,7 @@ def heads_at_once(kv_heads):
 
 @triton.constexpr_function
 def seqs_at_once(heads, scan, most):
-    """Number of sequences at a time: at most `scan`, and with `heads` heads at most `most` heads x sequences."""
+    """Number of sequences that are read at a time: at most `scan`, and at most `most` heads x sequences."""
     return max(1, min(scan, most // heads))
 
 

@@ -109,7 +109,7 @@ def tell_cut(cuts, block, pieces, first_row, S: tl.constexpr):
 
 @triton.jit
 def load_pieces(partial, at, there, dim, BEYOND: tl.constexpr, S: tl.constexpr):
-    """Load (maxima [R], sums [R], accumulators [R, D]) from scratch rows at + BEYOND; empty where not there."""
+    """Load states (maxima [R], sums [R], accumulators [R, D]) from rows at + BEYOND of scratch; empty if not there."""
     row_max = tl.load(partial.max + at + BEYOND, there, float("-inf"))
     row_sum = tl.load(partial.sum + at + BEYOND, there, 0.0)
     acc = partial.acc + at[:, None] * S.VALUE_PADDED + dim[None, :] + BEYOND * S.VALUE_PADDED

@@ -25,7 +25,7 @@ class Rows(NamedTuple):
 class KV(NamedTuple):
     """Keys or values of any layout: RUN neighbouring elements are contiguous, and runs are stride_run apart.
 
-    An element is PARTS dims of a head: 1; or, if bytes are read as pairs through an int16 pointer, 2, and 4 of int4.
+    An element is PARTS dims of a head: 1 or, if bytes are read as pairs through an int16 pointer, 2 (4 for int4).
     Kernels that write int4 ignore PARTS: their elements are bytes of two dims.
     """
 
@@ -57,7 +57,8 @@ class KeyValues(NamedTuple):
 class Batch(NamedTuple):
     """The ragged batch, on the device, and the query lengths that this launch serves.
 
-    Numbers reach the kernel as single arguments.  In a record, Triton would compile anew for 1 and multiples of 16.
+    Numbers reach the kernel as single arguments.  If they came in a record, Triton would compile a kernel of its own
+    for 1 and for multiples of 16.
     """
 
     query_starts: Any  # int32 or int64 [seqs + 1]; None = one query token per sequence
@@ -137,7 +138,7 @@ class Scales(NamedTuple):
     key_stride: Any = None
     value_stride: Any = None
     out_stride: Any = None
-    gate_ptr: Any = None  # [tokens, heads, head_dim]: results are multiplied by the gate's logistic function
+    gate_ptr: Any = None  # [tokens, heads, value_dim]: results are multiplied by the gate's logistic function
     gate_stride_token: Any = None
     gate_stride_head: Any = None
     token_ptr: Any = None  # float32 [tokens, KV heads]: another factor of scores
@@ -181,9 +182,10 @@ class Scratch(NamedTuple):
     # float32, divided by merge.partial_of.  With a merge launch, int32 [blocks, KV_HEADS, 2] follow: pieces of a block
     # (1: whole), and the row of its first state.
     states: Any
-    # int32, 0 between launches.  How many programs have stored states of a cut block: one counter for each KV head and
-    # share in which the block begins or, with items, for the block's first slot.  On Hopper, the scheduler's counters
-    # come first (planning/coverage.py), and counters of groups of pieces last (schedule/join.py).
+    # int32, 0 between launches: how many programs have stored states of a cut block.  A block's counter is that of its
+    # KV head and of the share in which the block begins; in Hopper's kernel for blocks, that of its first slot.  On
+    # Hopper, counters of the scheduler come first (coverage.COUNTERS_PER_LAUNCH), and counters of groups of pieces last
+    # (hopper/schedule/join.py).
     counters: Any
 
 
@@ -192,7 +194,7 @@ class Partial(NamedTuple):
 
     Every share has two slots: 0 for a piece whose block began in an earlier share, 1 for a piece that begins its block.
     Pieces of a fixed size (Shape.PIECE) lie side by side instead, in the slots of the share in which the block begins.
-    With items, the pieces of each block lie side by side in the launch's slots.
+    In Hopper's kernel for blocks, the pieces of each block lie side by side in the launch's slots.
     """
 
     # [shares, slots, KV_HEADS, LIVE, VALUE_PADDED]; in hopper/schedule/join.py a state may be [DIM / 16, ROWS, 16]
@@ -223,15 +225,15 @@ class Shape(NamedTuple):
     COMPUTE: Any  # tl.dtype of the operands of both products, unless the operands are fp8
     PRECISION: str  # of a float32 dot
     ONE_BLOCK: bool  # a sequence's queries fit one block: block = sequence, no search
-    SPLIT: bool  # programs take even shares of all work; otherwise a block each
+    SPLIT: bool  # blocks may be cut, into even shares of all work or, by Hopper's kernel for blocks, into items
     PIECE: int | None  # keys are cut only at multiples of this, and states are folded in order; None: anywhere
-    MERGE: int  # number of a block's rows whose pieces its last program joins at a time; 0: a merge launch joins
+    MERGE: int  # rows of a cut block that its last program joins at a time; 0: a merge launch joins the pieces
     SCAN: int  # sequences that the search for a share's begin reads at once
     ONE_SCAN: bool  # SCAN covers all sequences
     PEEL: bool  # tiles that every row sees completely run in a loop of their own, without masks
     SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent
-    CLEAR: bool  # this launch zeroes the rows behind the last sequence
-    NATIVE_FP8: bool  # the target converts e4m3 in hardware; only then does PTX convert other small formats
+    CLEAR: bool  # this launch writes zeros, and log-sum-exps of -inf, to the tokens behind the last sequence
+    NATIVE_FP8: bool  # the target converts e4m3 in hardware; only then does PTX convert int8 and int4, too
     NORMALIZED: bool = False  # bfloat16 queries of any magnitude are brought into float16's range, row by row
     WHOLE: bool = False  # even shares may begin with blocks, if blocks are about equally long; needs ONE_SCAN
     PAIRED: bool = False  # two neighbouring KV heads are read as one of twice the dims, which DIM counts
@@ -309,8 +311,8 @@ class RowTile(NamedTuple):
 class Span(NamedTuple):
     """Half-open ranges of keys as they lie in the cache: [lo, hi) some row may see, [full_lo, full_hi) every row sees.
 
-    Some of the call's own keys may be hidden in both ranges, by query_positions or qq_mask (`scores.cut_own`), and any
-    key by a score_mod.
+    Keys in both ranges may still be hidden: the call's own keys by query_positions, by a qq_mask (`scores.cut_own`) or
+    by a qq_bias, and any key by a score_mod.
     """
 
     lo: Any
@@ -344,7 +346,7 @@ class Query(NamedTuple):
 
 
 class SummedQuery(NamedTuple):
-    """A Query over int4 keys: `total` times a key's zero point is subtracted from their product."""
+    """A Query over int4 keys: `total` times a key's zero point is subtracted from the query's product with the key."""
 
     parts: Any  # as in Query
     unit: Any

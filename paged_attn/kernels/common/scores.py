@@ -218,7 +218,7 @@ def modify(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.constexpr = 
 
 @triton.jit
 def mask(scores, rows, key, tile, end, mods):
-    """Scores with minus infinity where a row must not see a key: outside its window, or at positions >= end."""
+    """Scores with minus infinity where a row must not see a key: outside its bounds and prefix, or from `end` on."""
     # bounds are moved instead of keys, which are constants and need no registers
     visible = key[None, :] <= (tl.minimum(rows.last_key, end - 1) - tile)[:, None]
     if mods.left is not None:

@@ -49,10 +49,10 @@ def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
 
 @gluon.jit
 def raise_by_power(scores, unit, powers, rows, S: gl.constexpr):
-    """(exponents scores * unit + powers, [N, TILE], and their factor 1), base 2.
+    """(scores * unit + powers [N, TILE], 1): exponents of 2, and the factor that is left to apply to them.
 
-    unit: factor by which scores become exponents.  powers [TILE]: logarithms of the values' scales (`slot_scales`).  So
-    each weight is multiplied by its value's scale, and maxima of these exponents keep the weights in float16's range.
+    powers [TILE]: base-2 logarithms of the values' scales (`slot_scales`).  So each weight has its value's scale as a
+    factor, and maxima, which are found afterwards, keep such weights in float16's range.
     """
     BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
     one = 1.0
@@ -150,9 +150,9 @@ def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.co
     """(state, sums) after a tile's weights are written to `room`, shared memory [N, TILE].
 
     Weights use the maxima so far, unless a sum exceeds the limit.  An item's first tile (`first`) always gets new
-    maxima, because most rows have no maximum yet.  Only the first `count` rows have queries.  A later tile's weights of
-    a row without a maximum are infinite, beyond the limit.  Rows within the limit keep their maxima, and so their bits,
-    whatever rows share their block.
+    maxima, because most rows have no maximum yet.  Only the first `count` rows have queries.  In later tiles, a row
+    without a maximum has infinite weights, beyond the limit.  Rows within the limit keep their maxima, and so their
+    bits, whatever rows share their block.
 
     inverse [TILE]: factor of each weight where it is added to a sum: the inverse of its value's scale (`slot_scales`).
     None: 1.

@@ -1,4 +1,4 @@
-"""A consumer: 64 query rows for each of its warpgroups against the tiles in the rings, one item after another.
+"""A consumer: each of its warpgroups computes 64 query rows over the tiles in the rings, one item after another.
 
 With several consumers, products of one run under the softmax of another.  A single consumer may work an item ahead.
 """
@@ -23,7 +23,7 @@ from .tile_scores import leave, multiply_keys, score_scale, value_scale
 
 @gluon.jit
 def drain(rings, turns, count, P: gl.constexpr):
-    """Release `count` tiles unread, as a consumer (one of several) without rows in this block; return the turns."""
+    """Release `count` tiles unread, for one of several consumers, which has no rows in this block; return the turns."""
     k_turn, v_turn = turns.key, turns.value
     for _ in range(count):
         wait_tile(
@@ -55,7 +55,7 @@ def attend_item(
         scale = take_queries(query, queries, block, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
         scale = scale_by_token(scale, scales, rows, P.PARTS)
         span = visible_range(block, mods, TOKENS, S)
-        first_key = visible_range(whole, mods, S.BLOCK_Q, S).lo  # of all consumers' rows
+        first_key = visible_range(whole, mods, S.BLOCK_Q, S).lo  # for the rows of all consumers
         q = rows_in(queries, turns.query, NUMBER, S, P)
         state = State(acc, row_max, row_sum)
         if P.FP8_PRODUCTS:

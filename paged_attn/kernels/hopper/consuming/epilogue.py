@@ -64,7 +64,7 @@ def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr
 
 @gluon.jit
 def store_block(out, results, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Finish and store rows; by `store_shuffled` up to 128 dims of 16 bits, but not from columns or fp8 products."""
+    """Finish and store rows; 16-bit rows of up to 128 dims by `store_shuffled`, except columns and fp8 products."""
     IN_ROWS: gl.constexpr = state.acc.shape[0] == P.ROWS and P.COLUMNS < P.ROWS and not P.FP8_PRODUCTS
     # in `store_shuffled`, registers of rows of more than 128 dims would spill
     if IN_ROWS and S.VALUE_PADDED <= 128 and out.ptr.dtype.element_ty.primitive_bitwidth == 16:

@@ -60,8 +60,8 @@ def attend_pieces(
 ):
     """(turns, rows, state) after all pieces of an item; rows and state as from `leaving`.
 
-    States of a cut block go to scratch, and the returned state is not used.  A row's result depends on the row's
-    position alone: tiles and pieces that only other rows of the block see change nothing.
+    States of a cut block go to scratch, and the returned state is not used.  How a row's result is summed depends on
+    the row's position alone: tiles and pieces that only other rows of the block see change nothing.
     """
     PIECE: gl.constexpr = S.PIECE // S.TILE
     queries, scales = rings.queries, results.scales
@@ -73,7 +73,7 @@ def attend_pieces(
     scale = scale_by_token(scale, scales, rows, P.PARTS)
     q = rows_in(queries, turns.query, NUMBER, S, P)
     span = visible_range(block, mods, P.ROWS // S.GROUP, S)
-    first_key = visible_range(item.block, mods, S.BLOCK_Q, S).lo  # of all consumers' rows
+    first_key = visible_range(item.block, mods, S.BLOCK_Q, S).lo  # for the rows of all consumers
     begin_all = item.begin // PIECE
     last = gl.maximum(gl.cdiv(item.end, PIECE), begin_all + 1) - 1  # at least one piece, which gets the sinks
     bank = rings.room.index(NUMBER)

@@ -60,7 +60,7 @@ def withdraw(bank, acc, decay, NUMBER: gl.constexpr):
 def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
     """Store acc + bank * decay in the bank; first: store acc alone.
 
-    The returned acc is never used (`adds_up`), and is returned because the old acc's registers would stay alive.
+    The returned acc is never used (`adds_up`).  Returning the old acc instead would keep its registers alive.
     """
     if not first:
         acc = withdraw(bank, acc, decay, NUMBER)
@@ -70,7 +70,7 @@ def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
 
 @gluon.jit
 def adds_up(number):
-    """Whether an item's value product `number` is added to acc; False for number 0, and after a deposit."""
+    """Whether an item's value product `number` is added to acc; False up to number 0, and after a deposit."""
     return (number > 0) & (number % TILES_PER_SUM != 0)
 
 
@@ -103,7 +103,7 @@ def attend_fp8(
     dtype: gl.constexpr = keys.slots.dtype
     slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, True, P.ROWS)))
-    decays = gl.full([P.ROWS, 4], 1.0, gl.float32, row_max.type.layout)  # since the last deposit
+    decays = gl.full([P.ROWS, 4], 1.0, gl.float32, row_max.type.layout)  # products of decays since the last deposit
     count = item.end - item.begin
 
     # The first value product has zero weights, and its result is dropped.  A peeled first tile would be more code.

@@ -1,9 +1,9 @@
 """64 query rows against latents, by two consumers that share the rows and take tiles in turn.
 
 Each tile belongs to one consumer, which multiplies the tile's keys, and writes weights and maxima of rows to shared
-memory.  Then each consumer multiplies the weights by half of the value dims, because registers hold results of 64 rows
-and half of the dims.  So the softmax of one consumer runs under products of the other.  A row's sum has a part in each
-consumer until the item ends.
+memory.  Then each consumer multiplies the weights by its half of the value dims, because registers of a consumer hold
+only half of the dims of 64 rows.  So the softmax of one consumer runs under products of the other.  A row's sum has a
+part in each consumer until the item ends.
 """
 
 from ...common.bounds import row_tile, visible_range
@@ -79,7 +79,7 @@ def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.const
 
 @gluon.jit
 def take_maxima(acc, row_max, sums, rings, NUMBER: gl.constexpr, P: gl.constexpr):
-    """Wait for the other consumer's weights; return (acc, the other's maxima, sums by thread), rescaled to these."""
+    """Wait for the other consumer's weights; return (acc, maxima, sums by thread), all by the other's maxima."""
     wait_written(1 - NUMBER)
     theirs = rings.extra.both.index(1 - NUMBER).load(threads_layout(P.ROWS))
     decay = gl.exp2(row_max - base_of(theirs))

@@ -1,6 +1,6 @@
 """Gates: mbarriers at which each consumer warp waits by itself.
 
-Consumers of several warpgroups, three consumers, and few rows beside blocks have gates.  All gates lie in one array
+Gates serve consumers of several warpgroups, three consumers, and few rows beside blocks.  All gates lie in one array
 [kind, slot] of shared memory.  A tag behind the array tells each warp the array's address.
 """
 
@@ -61,7 +61,7 @@ def make_gates(P: gl.constexpr, G: gl.constexpr = None):
     """Make the array of barriers, and find its address; return Gates, or 0 if no warp waits by itself.
 
     Consumers of several warpgroups, and few rows beside blocks, have all kinds of barriers in the array.  Three
-    consumers have those of keys and values there.  Each warp writes a tag behind the array, and finds the tag.
+    consumers have only the barriers of keys and values there.  Each warp writes a tag behind the array, and finds it.
 
     A warp initialises barriers one after another, so each warp takes one kind: warp n initialises kind n of blocks (P)
     and of few rows beside blocks (G), if there are any.

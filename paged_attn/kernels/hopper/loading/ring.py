@@ -214,7 +214,7 @@ def words_of(ring, turn, ROWS: gl.constexpr, BYTES: gl.constexpr, dtype: gl.cons
 
 @gluon.jit
 def as_words(slot, ROWS: gl.constexpr, BYTES: gl.constexpr, dtype: gl.constexpr = gl.int32):
-    """Return a slot as a matrix of words, [ROWS, BYTES / bytes of dtype]; TMA swizzles units of 16 bytes."""
+    """Return a slot, which TMA swizzles in units of 16 bytes, as a matrix of words [ROWS, BYTES / bytes of dtype]."""
     SWIZZLE: gl.constexpr = BYTES if BYTES < 128 else 128
     BITS: gl.constexpr = dtype.primitive_bitwidth
     layout: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, BITS, 2)

@@ -217,7 +217,7 @@ def begin_lists(lists, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def ask(counters, taken, lists, P: gl.constexpr):
-    """Take an item of the list that is behind: (whether this is the first list, its counter's answer)."""
+    """Take an item of the list that is behind; return (whether this is the first list, its counter's answer)."""
     if not P.MIXED:
         return taken.many >= 0, gl.atomic_add(counters, 1, mask=lists.sharers == 0, sem="relaxed")
     behind = taken.many.to(gl.float32) * lists.few <= taken.few.to(gl.float32) * lists.many

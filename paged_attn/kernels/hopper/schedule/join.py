@@ -276,7 +276,7 @@ def group_size(pieces, P: gl.constexpr):
 
 @gluon.jit
 def join_groups(out, results, item, token, count, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Do `join_if_last` in groups: a group's last program joins the group, and the last of these programs all groups.
+    """Do `join_if_last` in groups: a group's last program joins the group; the last of these programs joins all groups.
 
     One program alone would take too long.  A group's state replaces the state of its first piece, whose slot has a
     counter for the group.

@@ -87,8 +87,8 @@ def count_items(batch, lane, size, mods, S: gl.constexpr):
 def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
     """Return the Lists of a batch; lane [SCAN]: 0 ... SCAN - 1, for sequences that are read together.
 
-    A piece of the second list has at least batch.least tiles, and a program gets at most PIECES_PER_PROGRAM such pieces
-    on average.
+    A piece of the second list has at least batch.least tiles, and so many that a program gets about PIECES_PER_PROGRAM
+    such pieces at most.
     """
     size, few_size = 1 << 30, 1 << 30
     none = batch.num_seqs * 0
