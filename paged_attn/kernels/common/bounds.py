@@ -18,7 +18,7 @@ from .records import RowTile, Span
 from .shards import own_before
 
 LEFT, RIGHT = tl.constexpr(0), tl.constexpr(1)
-# Farther than any key; a position plus this number still fits 32 bits.  Equal to `limits.FAR`.
+# Farther than any key; a position plus this number still fits 32 bits.  Equal to `ways.FAR`.
 FAR_KEYS = tl.constexpr(1 << 30)
 
 
