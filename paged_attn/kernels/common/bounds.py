@@ -161,7 +161,7 @@ def prefix_of(seq, inside, seq_len, mods):
 def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.constexpr = True):
     """RowTile of up to TOKENS query tokens from block.first on; row [R]: token * GROUP + head of the group.
 
-    BLIND: rows without a query token see no key; otherwise these rows see what later tokens would see.  Hopper's
+    BLIND: rows without a query token see at most a prefix; otherwise they see what later tokens would see.  Hopper's
     products with query rows as rows are not BLIND.  There, a row that sees nothing in its first tile has no maximum,
     and the next tile's weights would have to be made twice.
     """
