@@ -27,8 +27,9 @@ READY := $(if $(HAS_GPU),,$(STAMP))
 BESIDE = $(shell $(RUN) -c 'import xdist, os; print("-n", min(12, os.cpu_count()), "--dist worksteal")' 2>/dev/null)
 SIMULATE := SIMULATE=1 $(VPY) -m pytest tests -n 2 --dist worksteal
 
-# What tests the public functions, in whatever dialect.  Files are asked for by name, so all their cases run.
-PUBLIC := $(wildcard $(foreach x,arguments calls checks compiled distributed features reference steps,tests/$x/test_*.py))
+# What tests the public functions, in whatever dialect.  Of a folder pytest takes a part of the cases, of files all.
+PUBLIC := $(addprefix tests/,arguments calls checks compiled distributed features reference steps)
+IN_TORCH := PAGED_ATTN_DIALECT=torch $(VPY) -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test thorough simulate test-gpu test-gpus test-suites fuzz bench without-triton tritons newest hosts test-hosts wheel check docs format clean
@@ -41,11 +42,12 @@ demo: $(READY)  ## serve a traffic mix over a paged cache, every step checked
 
 test: $(STAMP)  ## the CPU suite: Triton's interpreter, plain torch, and small batches for Hopper kernels, simulated
 	$(VPY) -m pytest tests -n 2 --dist worksteal $(ARGS)
-	$(if $(ARGS),,PAGED_ATTN_DIALECT=torch $(VPY) -m pytest $(PUBLIC) -n 2 --dist worksteal)
+	$(if $(ARGS),,$(IN_TORCH) $(PUBLIC))
 	$(if $(ARGS),,$(SIMULATE) -m "quick and not thorough")
 
-thorough: $(STAMP)  ## machine code of every kernel, and small batches simulated, of which `make test` does a part
+thorough: $(STAMP)  ## what `make test` leaves out: most machine code and simulated batches, half of large matrices of cases
 	$(VPY) -m pytest tests -m thorough -n 2 --dist worksteal $(ARGS)
+	$(if $(ARGS),,$(IN_TORCH) $(wildcard $(PUBLIC:=/test_*.py)))
 	$(if $(ARGS),,$(SIMULATE) -m "quick and thorough")
 
 simulate: $(STAMP)  ## Hopper kernels without a Hopper GPU

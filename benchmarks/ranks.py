@@ -1,7 +1,7 @@
-"""Keys over the GPUs of one host beside one GPU: `python -m benchmarks.ranks --json PATH`, on a machine with several.
+"""Compare keys divided among the GPUs of one host with one GPU: `python -m benchmarks.ranks --json PATH`.
 
-Every call is in CUDA graphs; a time is the median of their replays on the slowest rank.  The time of one GPU is
-measured in the same run on every GPU, and is the mean over the GPUs.
+Calls run in CUDA graphs, except prefills.  A time is the median of replays (prefills: of runs) on the slowest rank.
+The time of one GPU is measured in the same run on every GPU, and is the mean over the GPUs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Ranks:
             print(f"{part:10} {name:34} " + ", ".join(f"{k} {_short(v)}" for k, v in numbers.items()), flush=True)
 
     def times(self, call: Call, inner: int = 20, rounds: int = 25) -> list[float]:
-        """Return us of one call on every rank: a graph has several calls, and the time is the median of its replays."""
+        """Return the microseconds of one call on each rank: the median over replays of a graph of `inner` calls."""
         for _ in range(3):
             call()
         torch.cuda.synchronize()
@@ -99,7 +99,10 @@ class Ranks:
 
 
 class Inputs:
-    """Tensors of a batch: caches as large as whole sequences, of which a rank's own keys take the first pages."""
+    """Tensors of a batch.  Caches hold whole sequences, whose first pages are taken as a rank's own keys.
+
+    With own_only, caches hold a rank's own keys alone.
+    """
 
     def __init__(self, ranks: Ranks, batch: Batch, own_only: bool = False) -> None:
         device, (dim, value_dim) = ranks.device, batch.dims
@@ -129,11 +132,11 @@ class Inputs:
         )
 
     def whole(self) -> Any:
-        """Return the call of one GPU over whole sequences."""
+        """Attend over whole sequences on one GPU."""
         return self.call(self.table, self.lens, self.batch.keys)
 
     def plain(self) -> Any:
-        """Return a call over as many keys as a rank has, without a shard."""
+        """Attend without a shard over as many keys as a rank has."""
         keys = self.batch.keys // self.ranks.world
         return self.call(self._own(), self.own_lens, keys, out=self.out, return_lse=True)
 
@@ -261,7 +264,7 @@ def _wall(call: Call) -> float:
 
 
 def measure(rank: int, world: int, parts: list[str]) -> list[dict[str, Any]]:
-    """Measure everything on one rank and return the report."""
+    """Measure the given parts on one rank and return its rows of numbers."""
     ranks, held = Ranks(rank, world), {}
 
     def peers_of(batch: Batch) -> Any:

@@ -26,16 +26,16 @@ __all__ = [
     "write_qkv",
 ]
 
-# Name -> module, for names that are imported when they are asked for: `prepare` also imports the kernels.
+# Name -> module of names that are imported when they are first used.
 _LATER = {"prepare": ".preparation.prepare"}
 _LATER |= dict.fromkeys(("pages_needed", "positions", "slots", "tree"), ".step") | {"pad_batch": ".padding"}
 _LATER |= dict.fromkeys(("copy_pages", "gather_pages", "move_pages"), ".pages")
-_LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv", "write_qkv"), ".api")  # deferred in commands
+_LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv", "write_qkv"), ".api")  # for commands
 
 
 def _is_command() -> bool:
     """Whether this process is `paged-attn` or `python -m paged_attn`, most of whose verbs need no torch."""
-    if sys.argv[:1] == ["-m"]:  # while Python still looks for the module
+    if sys.argv[:1] == ["-m"]:  # Python has not yet found the module of `python -m`
         return sys.orig_argv[sys.orig_argv.index("-m") + 1 :][:1] == [__name__]
     return PurePath(sys.argv[0] if sys.argv else "").stem == "paged-attn"
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .pages import copy_pages, gather_pages, move_pages
     from .preparation.prepare import prepare
     from .step import pages_needed, positions, slots, tree
-if TYPE_CHECKING or not _is_command():  # imports torch, which takes seconds, and registers the operators
+if TYPE_CHECKING or not _is_command():  # importing torch takes seconds; api registers the operators
     from . import reference
     from .api import merge_states, paged_attention, write_kv, write_qkv
 

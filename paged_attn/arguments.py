@@ -1,8 +1,8 @@
 """The argument table of paged_attention: a row for each argument, in the order of the signature.
 
-The rows generate the records of a call, its memo key, the operators, most checks, and the options of the command.
-Signatures that people read are written by hand.  tests/arguments/test_arguments.py and test_arguments_told.py compare
-each signature with the rows, and name the arguments that the signature lacks.
+The rows generate the records of a call, the form by which the cache of calls finds it, the operators, most checks, and
+the options of the command.  Signatures that people read are written by hand.  tests/arguments/test_arguments.py and
+test_arguments_told.py compare each signature with the rows, and name the arguments that the signature lacks.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections import namedtuple
 from typing import Any, NamedTuple
 
 REQUIRED: Any = object()
-TINY = 2.0**-126  # the smallest normal float32: least q_scale, k_scale ...; a smaller softmax_scale counts as 0
+# The smallest normal float32 number.  Scales on the host are at least this; a smaller |softmax_scale| counts as 0.
+TINY = 2.0**-126
 # Kinds of arguments.
 TENSOR = "tensor"
-PART = "part"  # a tensor or None that callers pass within another argument, named in WITHIN
-SCALE = "scale"  # a tensor, or a number on the host
-SEVERAL = "several"  # a tuple of tensors and numbers
+PART = "part"  # a tensor or None that callers pass within another argument (WITHIN)
+SCALE = "scale"  # a tensor, a number on the host, or None
+SEVERAL = "several"  # a tuple or list of tensors and numbers
 RESULT = "result"  # a tensor; if None, the call allocates it
 OPTION = "option"  # a value on the host
 CHECK = "check"  # a value on the host that changes no plan, kernel or result
@@ -38,17 +39,17 @@ class Argument(NamedTuple):
     kind: str
     default: Any
     schema: str | None  # type in torch's operator schemas; None: operators do not have the argument
-    check: tuple[Any, ...]  # option: (name of a function in checks/options.py, its limits); (): checked elsewhere
+    check: tuple[Any, ...]  # of an option: (name of a rule in checks/options.py, *its limits); (): checked elsewhere
     plan: tuple[str, ...]  # fields of Problem that the argument may change
-    model: tuple[str, ...] | str  # fields of Model (keywords of prepare()) that describe it; or the reason for none
+    model: tuple[str, ...] | str  # fields of Model (keywords of prepare()) that describe it, or why there are none
     asked: tuple[str, ...]  # keywords of explain's question_of (options of the command) that describe it
-    others: tuple[Any, ...] = ()  # option: values other than the default, which tests try everywhere
-    # Tensor that is checked by its row: names of its axes.  A name that no other tensor has is an axis of its own.
+    others: tuple[Any, ...] = ()  # of an option: values besides the default that tests try everywhere
+    # Names of a tensor's axes, if the tensor is checked by its row.  Axes of one name have one size in a call.
     axes: tuple[str, ...] = ()
-    dtypes: str = ""  # of such a tensor: a key of KINDS in checks/argument_rows.py, or "beside scores"
-    mods: tuple[str, ...] = ()  # fields of kernels/common/records.Modifiers that carry it
+    dtypes: str = ""  # dtypes of such a tensor: a key of KINDS in checks/argument_rows.py, or "beside scores"
+    mods: tuple[str, ...] = ()  # fields of kernels/common/records.Modifiers that carry the argument
     bounds_left: bool = False  # whether these fields decide the first key that a query sees
-    help: str = ""  # help of its option of the command; "": cli/command_options.py defines the option by hand
+    help: str = ""  # help text of the command's option; "": cli/command_options.py defines the option by hand
 
 
 CACHE = ("page_size", "kv_heads", "compute", "cache", "packed", "pairable", "boxable", "rows_per_page", "adjacent")
@@ -148,7 +149,7 @@ ARGUMENTS = (
     ),
     Argument(
         "alibi_slopes", TENSOR, None, "Tensor?", (), ("alibi",), ("alibi",), ("alibi",),
-        axes=("heads",), dtypes="float32",  # or of each sequence
+        axes=("heads",), dtypes="float32",  # or [seqs, heads]
         mods=("alibi_slopes", "alibi_stride_seq"),
     ),
     Argument(
@@ -205,15 +206,15 @@ BY_NAME = {x.name: x for x in ARGUMENTS}
 
 
 class Refused(NamedTuple):
-    """Two arguments of which a call may give only one a value other than the default."""
+    """Two arguments, of which at least one must have its default in every call."""
 
     argument: str
     beside: str
-    message: str  # what the call is told; names of options in braces stand for their values
+    message: str  # text of the error; names of options in braces stand for their values
 
 
 REFUSED = (
-    # The tile at the border would be two tiles, one of the cache and one of k_new.
+    # New keys begin a tile of their own, so the tile at the end of the cache would be two tiles.
     Refused(
         "k_new",
         "batch_invariant",
@@ -246,10 +247,11 @@ REFUSED = (
 # Options that Model has as a field of the same name and type; Model describes the other options in its own way.
 OF_MODELS = [x for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,) and x.check[:1] not in ((), ("choice",))]
 BY_ROWS = [x for x in ARGUMENTS if x.axes]  # tensors that are checked by their rows
-LEFT = tuple(field for x in ARGUMENTS if x.bounds_left for field in x.mods)  # fields of Modifiers: the first key seen
+# Fields of Modifiers that decide the first key that a query sees.
+LEFT = tuple(field for x in ARGUMENTS if x.bounds_left for field in x.mods)
 # The argument in which callers pass each PART.
 WITHIN = {"page_starts": "page_table", "causal_seqs": "causal", "head_windows": "window_size"}
-INSTEAD: dict[str, Any] = {"causal_seqs": False, "head_windows": (-1, -1)}  # the option's value if the part is given
+INSTEAD: dict[str, Any] = {"causal_seqs": False, "head_windows": (-1, -1)}  # value of the option if the PART is given
 PLACES = [x.name for x in ARGUMENTS[: list(BY_NAME).index("kv_layout")]]  # positional arguments
 
 
@@ -264,16 +266,17 @@ def _record(name: str, fields: list[str]) -> Any:
 
 
 class Tensors(_record("Tensors", [*of_kind(TENSOR, PART, SCALE), *of_kind(SEVERAL, RESULT)])):  # type: ignore[misc]
-    """Arguments of a call that are or may be tensors, in the order of a launch's slots; the log-sum-exp follows.
+    """Arguments of a call that are or may be tensors, in the order of a launch's slots.
 
-    Each of score_mod_args has its own slot.  out is last, because the call may allocate it.
+    Each of score_mod_args has its own slot.  out is last, because the call may allocate it.  The slot of the
+    log-sum-exp, which is no argument, follows.
     """
 
     __slots__ = ()
 
     @property
     def slots(self) -> tuple[Any, ...]:
-        """One value for each slot."""
+        """One value for each slot but that of the log-sum-exp."""
         return (*self[:BEHIND], *(self.score_mod_args or ()), self.out)
 
     @classmethod
@@ -284,12 +287,12 @@ class Tensors(_record("Tensors", [*of_kind(TENSOR, PART, SCALE), *of_kind(SEVERA
 
 
 class Options(_record("Options", of_kind(OPTION))):  # type: ignore[misc]
-    """Host values that determine a call."""
+    """Arguments of a call that are values on the host.  `check` is none of them, because it changes no result."""
 
     __slots__ = ()
 
 
-BEHIND = Tensors._fields.index("score_mod_args")
+BEHIND = Tensors._fields.index("score_mod_args")  # number of fields before score_mod_args
 
 
 def table_parts(given: Any) -> tuple[Any, Any]:
@@ -302,8 +305,8 @@ def table_parts(given: Any) -> tuple[Any, Any]:
 def scales_tokens(q_scale: Any, q: Any) -> bool:
     """Whether q_scale has a number for each token.
 
-    q_scale of fp8 queries may also be a descale, so it is by token only as [tokens, 1] or [tokens, kv_heads] with more
-    than one token and without an expanded first axis.  With as many sequences as tokens, rows are of tokens.
+    For fp8 queries, q_scale may also be a descale.  It is by token only if it is [tokens, 1] or [tokens, kv_heads],
+    with more than one token and a stride of tokens other than 0.  With as many sequences as tokens, rows are of tokens.
     """
     if q_scale is None or isinstance(q_scale, (int, float)) or q_scale.ndim == 0:
         return False
@@ -331,7 +334,7 @@ def bound(given: dict[str, Any]) -> tuple[Tensors, Options]:
 
 
 def schema() -> str:
-    """Argument part of an operator's schema; an operator always gets `out`."""
+    """The arguments in an operator's schema.  An operator is always given `out`."""
     places = [f"{BY_NAME[name].schema} {name}" for name in (*PLACES, "out")]
     named = [
         f"{x.schema} {x.name}={_written(x.default)}"

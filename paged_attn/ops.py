@@ -1,19 +1,19 @@
 """The public functions as operators of torch, which graphs of torch.compile hold unchanged: torch.ops.paged_attn.
 
-`attention(...)` writes out and returns nothing.  `attention_lse(...)` also returns the log-sum-exp.  `write_kv(...)`
+`attention(...)` writes `out` and returns nothing.  `attention_lse(...)` also returns the log-sum-exp.  `write_kv(...)`
 and `merge_states(outs, lses, sinks)` are as in api.py.  `copy_pages(...)` and `move_pages(...)` are as in pages.py,
-with lists of tensors.  `gather_pages(...)` writes out and returns nothing.
-`write_qkv(...)` has a list of one tensor or three for qkv, writes q_out and returns nothing.
+with lists of tensors.  `gather_pages(...)` writes `out` and returns nothing.  `write_qkv(...)` takes qkv as a list of
+one tensor or three, writes `q_out` and returns nothing.
 
-Operators take the arguments of the functions, with `out` always given and scales in tensors.  A tensor given as
+Operators take the arguments of the functions.  `out` is always given, and scales are tensors.  A tensor given as
 `causal` becomes `causal_seqs`, with `causal` False.  A tensor given as `window_size` becomes `head_windows`, with
 `window_size` (-1, -1).
 
 Where torch traces `write_kv`, two operators replace it, each of which changes one cache.  torch.compile lets an
-operator change each buffer in place once.  If one operator changed two views of a buffer, torch would copy a view.
-`write_qkv` becomes `write_projections`, one launch; only if both caches lie in one buffer, `write_queries_keys` and
-`write_values`.
-Scales by token, which a write changes, are arguments of their own: `k_slot_scale` and `v_slot_scale`.
+operator change a buffer in place only once.  If one operator changed two views of a buffer, torch would copy a view.
+`write_qkv` becomes `write_projections`, one launch.  If both caches lie in one buffer, it becomes `write_queries_keys`
+and `write_values` instead.  Scales by token, which a write changes, are arguments of their own: `k_slot_scale` and
+`v_slot_scale`.
 """
 
 import functools
@@ -58,7 +58,7 @@ CHANGED = ("keys", "values", "key_scales", "value_scales")
 _library = torch.library.Library("paged_attn", "DEF")
 
 
-# Values for a call's Tensors and Options: operators have no score_mod, and graphs give the window as a list.
+# Expressions for the fields of Tensors and Options.  Operators have no score_mod, and graphs give tuples as lists.
 _NAMES = {name: name for name in (*Tensors._fields, *Options._fields)}
 _NAMES |= {x.name: "None" for x in ARGUMENTS if x.schema is None and x.name != "return_lse"}
 _NAMES["window_size"] = "tuple(window_size)"
@@ -66,7 +66,8 @@ _NAMES["shard"] = "shard and tuple(shard)"
 _FIRST = (*PLACES, "out")
 _NAMED = [x for x in ARGUMENTS if x.schema is not None and x.name not in _FIRST]
 
-# Registered without a wrapper, which would cost a microsecond.  torch leaves out arguments that equal schema defaults.
+# Parameters have the schema's defaults, because torch leaves out arguments that equal them.  A wrapper that fills these
+# in would cost a microsecond.
 _attention: Callable[..., Any] = untraced(from_text(f"""\
 def _attention({listed(_FIRST)} {listed(f"{x.name}={x.default!r}" for x in _NAMED)} return_lse=False):
     result = attend(
@@ -84,7 +85,10 @@ def _write(
     k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, kv_layout: Any = "NHD", k_scale: Any = None,
     v_scale: Any = None, check: Any = None, k_slot_scale: Any = None, v_slot_scale: Any = None, part: str | None = None,
 ) -> None:  # fmt: skip
-    """Write both caches in one launch, or the cache of one `part`."""
+    """Write both caches in one launch, or the cache of one `part`.
+
+    Where torch traces the call, call an operator for each cache instead.
+    """
     if part is None and watched(k, v, k_cache, v_cache, slot_mapping):
         if scales_slots(k_scale):
             k_scale, k_slot_scale = None, k_scale
@@ -106,9 +110,10 @@ def _write(
 
 
 def _refuse_apart(v_cache: Any, k_cache: Any) -> None:
-    """Refuse values outside of the keys with which they are written; the first trace of a graph can tell.
+    """Refuse a v_cache that is no view of k_cache's first dims, if keys are written with the values in them.
 
-    A functionalised graph writes to a copy of the keys, and the values are no view of the copy.
+    Only the first trace of a graph can tell.  A functionalised graph writes to a copy of k_cache, and v_cache is no
+    view of the copy.
     """
     if isinstance(v_cache, FakeTensor) and isinstance(k_cache, FakeTensor):  # fake tensors have no addresses
         begins = [(x.untyped_storage()._cdata, x.storage_offset()) for x in (v_cache, k_cache)]
@@ -123,7 +128,7 @@ def _refuse_apart(v_cache: Any, k_cache: Any) -> None:
 def _write_qkv(qkv: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, q_out: Any, **named: Any) -> None:
     """Write queries and both caches in one launch.
 
-    Where torch traces the call and both caches lie in one buffer, operators change one cache each.
+    Where torch traces the call and both caches lie in one buffer, call two operators, which change one cache each.
     """
     for name in ("k", "v"):
         if scales_slots(named.get(f"{name}_scale")):
@@ -201,7 +206,7 @@ def _state(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Ten
 
 
 def _register(schema: str, function: Callable[..., Any], looks: Callable[..., Any] | None) -> None:
-    """Register an operator.  `looks` makes fake results; if None, traces see the operators that the function calls."""
+    """Register an operator.  looks: makes fake results; None: traces see the operators that `function` calls."""
     name = schema.split("(")[0]
     _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
     if looks is None:
@@ -211,7 +216,7 @@ def _register(schema: str, function: Callable[..., Any], looks: Callable[..., An
     names = [x.name for x in getattr(torch.ops.paged_attn, name).default._schema.arguments]
 
     def fake(*args: Any, **options: Any) -> Any:
-        """Refuse gradients here: calls of a compiled graph no longer see requires_grad.  Then make fake results."""
+        """Refuse gradients, because calls of a compiled graph no longer see requires_grad; return fake results."""
         for name, value in (*zip(names, args), *options.items()):
             for x in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(x, Tensor):
@@ -226,7 +231,7 @@ _register(f"attention_lse{schema()} -> Tensor", functools.partial(_attention, re
 
 
 def _written(name: str, *changed: str) -> str:
-    """Schema of an operator that writes, with these of keys, values, key_scales and value_scales changed."""
+    """Schema of an operator that writes keys or values.  changed: the names in CHANGED whose tensors it writes."""
     marks = {x: f"({letter}!)" if x in changed else "" for x, letter in zip(CHANGED, "abcd")}
     return f"{name}{WRITE.format(**marks)} -> ()"
 
@@ -252,16 +257,16 @@ _register(GATHER, _gather_pages, _nothing)
 
 # ---- the public functions inside torch.compile and torch.export ----------------------------------
 
-# torch traces these functions, which call the operators above with their arguments prepared.  They refuse only errors
-# that an operator cannot see: types that a schema converts, and gradients.  Operators check everything else when the
-# compiled graph runs.
+# torch traces these functions, which prepare the arguments and call the operators above.  They check only options,
+# whose types a schema would convert, and gradients, which an operator cannot see.  Operators check everything else when
+# the compiled graph runs.
 
 OPTIONS = [x.name for x in ARGUMENTS if x.kind == OPTION and x.schema is not None]
 SCALES = of_kind(SCALE)
 
 
 def paged_attention(out: Tensor | None, check: bool | None, return_lse: bool, **given: Any) -> Any:
-    """paged_attention as an operator.  given: the other arguments that operators have, by name."""
+    """Call paged_attention as an operator.  given: the other arguments that operators have, by name."""
     check_options(**{name: given[name] for name in OPTIONS}, return_lse=return_lse)
     if check is not None:
         boolean("check", check, "True, False or None")
@@ -329,7 +334,7 @@ def merge_states(outs: Tensor, lses: Tensor, sinks: Tensor | None) -> tuple[Tens
 
 
 def _results_like(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-    """Empty results, as wide as values; as wide as queries for caches that the operator will refuse."""
+    """An uninitialised `out`, [tokens, heads, value_dim].  The operator will refuse a v_cache that is not 4-D."""
     if v_cache.ndim != 4:
         return torch.empty_like(q, memory_format=torch.contiguous_format)
     dims = v_cache.shape[2 if k_cache.ndim == 5 else 3] * (2 if v_cache.dtype == INT4 else 1)

@@ -1,6 +1,6 @@
 """Padding of a batch to the sizes of a captured CUDA graph, with empty sequences at its end.
 
-The function is plain torch without a host sync, like those of step.py.
+`pad_batch` is plain torch, and reads no tensor back from a device.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ def pad_batch(
     out: Padded | None = None,
     device: torch.device | str | None = None,
 ) -> Padded:
-    """Copy a batch into the tensors of a CUDA graph, or into new ones, and fill up with empty sequences.
+    """Copy a batch into the tensors of a CUDA graph, or into new ones, and fill the rest with empty sequences.
 
     Empty sequences have length 0 and no query.  Their `positions` and `slots` are -1, and attention gives zeros.
 
     Args:
         page_table: [n, pages] int32 | int64, or (indptr [n + 1], indices), as in paged_attention, on out's device or on
-            the host.  Or a list of each sequence's pages, of any lengths; it becomes an int32 table of out's kind, or a
-            dense one without out.
+            the host.  Or a list with a list of page ids for each sequence, of any lengths.  A list becomes an int32
+            table of the same kind as that of out, or a dense one without out.
         seq_lens, cu_seqlens_q: [n] and [n + 1] int32 | int64, as in paged_attention, or lists of ints, which become
             int32.
-        seqs: number of sequences of the result, >= n.  None: that of out, or n.  With out it must be that of out.
-        max_pages: columns of the result's page table, >= pages; of a ragged one, the length of its indices.  None: as
-            out has, or as page_table has.  With out it must be that of out.
-        page_size: tokens in a page, an int >= 1.  If given, lengths on the host must fit their sequences' pages; leave
-            it out where k_new brings keys that have no page.
-        out: (page_table, seq_lens, cu_seqlens_q) of an earlier call; the batch is written there.  Its cu_seqlens_q is
-            None exactly if the batch's is.  Copies from pinned host memory do not wait.
+        seqs: number of sequences of the result, >= n.  None: the number that out has, or n without out.  With out, only
+            that number is valid.
+        max_pages: columns of the result's page table, or length of its indices if it is ragged; at least that of
+            page_table.  None: that of out, or that of page_table without out.  With out, only that number is valid.
+        page_size: tokens in a page, an int >= 1.  If given, sequences must have pages for their lengths, as far as
+            these are on the host.  Leave it out where k_new brings keys that have no page.
+        out: (page_table, seq_lens, cu_seqlens_q) of an earlier call, into which the batch is copied.  Its cu_seqlens_q
+            must be None exactly if the batch's is.  Copies from pinned host memory do not wait.  None: new tensors.
         device: device of tensors made from lists.  None: that of the batch's tensors, or the host.
 
     Returns:
@@ -57,7 +58,8 @@ def pad_batch(
 
     Raises:
         ValueError: names the argument and both sizes if the batch is larger than its place.  Lists and tensors on the
-            host are read: cu_seqlens_q and indptr must ascend from 0, and pages of page_size must hold their keys.
+            host are checked, too: cu_seqlens_q must ascend from 0, indptr must ascend within indices, and pages of
+            page_size slots must hold the keys of their sequences.
         TypeError: names the dtype, or the kind of page table wanted.
     """
     seqs, max_pages = unboxed((seqs, max_pages))
@@ -104,7 +106,7 @@ def pad_batch(
 
 
 def _listed(name: str, numbers: Any) -> Any:
-    """Lists as tensors on the host, where they can be read; tensors and None as they are."""
+    """Return a list as a tensor on the host, where it can be checked; return a tensor or None as it is."""
     return numbers if isinstance(numbers, (Tensor, type(None))) else _int32(name, numbers, None)
 
 
@@ -132,7 +134,7 @@ def _check_pages(page_table: Table | PageLists, made: Table, seq_lens: Tensor, p
 def _new(
     page_table: Table, seq_lens: Tensor, cu_seqlens_q: Tensor | None, seqs: int | None, max_pages: int | None
 ) -> Padded:
-    """New tensors for `seqs` sequences and `max_pages` columns or indices, with page ids 0."""
+    """Check seqs and max_pages, and return new tensors of these sizes.  All page ids are 0."""
     count = seq_lens.shape[0]
     dense = isinstance(page_table, Tensor)
     columns = page_table.shape[1] if isinstance(page_table, Tensor) else page_table[1].shape[0]

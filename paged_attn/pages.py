@@ -30,10 +30,10 @@ def copy_pages(caches: Caches, src: Tensor, dst: Tensor, *, page_axis: int = 0, 
 
     Args:
         caches: a tensor or a list of tensors of any shapes, strides and dtypes, which have `pages` entries along
-            `page_axis`.  A cache [layers, pages, ...] or [2, pages, ...] has page_axis=1.  Two tensors share no memory,
-            or are the same tensor, given twice.
+            `page_axis`.  A cache [layers, pages, ...] or [2, pages, ...] has page_axis=1.  No two tensors may share
+            memory, unless they are the same tensor, given twice.
         src, dst: [pairs] int32 | int64; pair i copies page src[i] of each cache to page dst[i].  A pair is skipped if
-            either is negative.  No page may occur twice in dst, or both in src and in dst, skipped pairs apart.
+            either id is negative.  Among the other pairs, no page may occur twice in dst, or in both src and dst.
         page_axis: the axis of pages in all caches, an int >= 0.
         check: True: first verify page ids, with a host sync.  The check finds ids outside the caches, and pages that
             occur twice.  None: as in paged_attention.
@@ -42,8 +42,8 @@ def copy_pages(caches: Caches, src: Tensor, dst: Tensor, *, page_axis: int = 0, 
         ValueError: names the tensor and both sizes.  Nothing has been copied.
         TypeError: names the type wanted.
 
-    Without `check` no page id is read on the host: after a first call, CUDA graphs can capture calls with these caches.
-    Inside torch.compile the call is torch.ops.paged_attn.copy_pages.
+    Without `check`, no page id is read on the host.  After a first call, CUDA graphs can capture calls with these
+    caches.  Inside torch.compile the call is torch.ops.paged_attn.copy_pages.
     """
     if torch.compiler.is_compiling():
         check_in_trace(page_axis, check)
@@ -58,20 +58,21 @@ def move_pages(
     """Copy pages from some caches to others: to and from pinned host memory, or on one device.
 
     One launch copies the pages of all caches.  On CUDA the kernel itself reads or writes host memory, so no copy is
-    started for each page.  Elsewhere, these are copies of torch.
+    started for each page.  Plain torch copies each tensor's pages by its own operators.
 
     Args:
         sources: a tensor or a list of tensors with an axis of pages, as in copy_pages.
         targets: as many tensors, which are written.  Each has the dtype and the shape of its source; the number of
-            pages may differ.  Strides may differ, too.  Targets share no memory.
+            pages and the strides may differ.  Targets share no memory with sources or with each other, except a target
+            that is given twice with the same source.
         src, dst: [pairs] int32 | int64; pair i copies page src[i] of each source to page dst[i] of its target.  A pair
-            is skipped if either is negative.  No page may occur twice in dst, skipped pairs apart.
+            is skipped if either id is negative.  Among the other pairs, no page may occur twice in dst.
         page_axis: the axis of pages in all tensors, an int >= 0.
         check: as in copy_pages.
 
-    src and dst are on the device of the caches.  The other caches are on that device, too, or in pinned host memory
-    (torch.empty(..., pin_memory=True)).  The call does not wait: before the host reads targets, or writes or frees
-    pinned memory of the call, synchronise with the stream.
+    src and dst are on one device.  Each cache is on the same device, or in pinned host memory
+    (torch.empty(..., pin_memory=True)).  The call does not wait.  Synchronise with the stream before the host reads
+    targets, or writes or frees pinned memory of the call.
 
     Raises:
         ValueError: names the tensor and both sizes, or host memory that is not pinned.  Nothing has been copied.
@@ -109,19 +110,20 @@ def gather_pages(
             page with a negative id are zeros.
         seq_lens: [seqs] int32 | int64; number of rows of each sequence.  Negative lengths count as 0.
         kv_layout: "NHD", "HND" or "HDN"; ignored for a 5-D cache.
-        tokens: number of rows of the result.  None: that of out, or the sum of seq_lens if these are on the host.
-            Rows beyond the sum are zeros.
-        dtype: dtype of the result, float16 | bfloat16 | float32.  None: that of out, or the cache's.  Beside a scale an
-            fp8 or int8 cache needs one of the two.
-        scale: value = cache value * scale.  A float, or float32 | float16 [], [1], [kv_heads], [1, kv_heads], or of
-            each token [pages, page_size, kv_heads] ("HND", "HDN" and 5-D: [pages, kv_heads, page_size]), of any
-            strides.  None: 1.  The cache is then of float16, bfloat16, float32, fp8 or int8.
-        out: [tokens, kv_heads, head_dim]; the rows are written there.  Last axis contiguous.
+        tokens: number of rows of the result.  None: that of out, or the sum of seq_lens if these are on the host.  Rows
+            beyond the sum of seq_lens are zeros.
+        dtype: dtype of the result: float16 | bfloat16 | float32, or the cache's.  None: that of out, or the cache's.
+            With a scale and without out, an fp8 or int8 cache requires one of the first three.
+        scale: value = cache value * scale.  A float, or float32 | float16 of shape [], [1], [kv_heads] or
+            [1, kv_heads], or by token [pages, page_size, kv_heads] ("HND", "HDN" and 5-D: [pages, kv_heads,
+            page_size]); any strides.  None: 1.  With a scale, or if dtypes differ, the cache must be float16, bfloat16,
+            float32, fp8 or int8.
+        out: [tokens, kv_heads, head_dim], into which the rows are written.  Last axis contiguous.  None: a new tensor.
         check: True: first verify lengths and page ids, with a host sync.  None: as in paged_attention.
 
     Returns:
-        [tokens, kv_heads, head_dim], which is out if given.  Bits of the cache if dtype and scale change nothing;
-            otherwise the product in float32, rounded to nearest even.
+        [tokens, kv_heads, head_dim], which is out if given.  Without a scale and another dtype, rows have the bits of
+            the cache.  Otherwise they are products in float32, rounded to nearest even.
 
     Raises:
         ValueError: names the tensor, the axis and both sizes, and what to do.

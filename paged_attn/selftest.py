@@ -1,4 +1,4 @@
-"""A few calls against the reference, for `paged-attn check`: one of each layout and kind, with every feature somewhere.
+"""A few calls against the reference, for `paged-attn check`: each layout, kinds of batches, dtypes and common features.
 
 The calls tell a broken installation from a sound one; the test suite tests the library itself.  Under an unknown
 version of Triton, `launching/triton_trial.py` starts a process that tries larger calls.
@@ -36,8 +36,8 @@ class Case:
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 48
-    ragged: bool = False  # page table
-    own_keys: bool = False  # pass the call's keys as k_new, v_new and keep them out of the cache
+    ragged: bool = False  # the page table is (indptr, indices)
+    own_keys: bool = False  # pass the call's own keys and values as k_new, v_new, and do not write them to the cache
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -55,7 +55,7 @@ CASES = [
     Case("fp8 cache", [1, 12], [20, 30], dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn),
 ]
 
-# Calls for each kind of Hopper kernels: few queries and many, 16 bits and 8, both in one batch, with masks.
+# Calls that reach each kind of Hopper kernel: few queries, many, and both in one batch; caches of 16 bits and of 8.
 # On other GPUs, portable kernels take these calls.
 LARGE: dict[str, Any] = dict(dtype=torch.bfloat16, heads=8, kv_heads=2, head_dim=128)
 E4M3 = LARGE | dict(kv_dtype=torch.float8_e4m3fn)
@@ -136,7 +136,7 @@ INSTRUCTIONS = ("wgmma.mma_async", "cp.async.bulk.tensor")  # a Hopper kernel wi
 
 
 def try_kernels(arch: str, index: int) -> None:
-    """Try all calls on a GPU; print the verdict as JSON."""
+    """Make all calls of TRIED on a GPU, and print the verdict as JSON.  keep: it does not depend on free memory."""
     from .launching import triton_trial
 
     triton_trial._verdicts[arch] = ""  # so that these calls do not start a trial
@@ -151,7 +151,7 @@ def try_kernels(arch: str, index: int) -> None:
 
 
 def complaints(arch: str, device: torch.device) -> Iterator[str]:
-    """Yield what is wrong with results of TRIED, as first calls and as kept launches, and with their kernels."""
+    """Yield what is wrong with the results of TRIED, from first calls and kept launches, and with their kernels."""
     from .launching import launch
 
     compiled: list[Any] = []

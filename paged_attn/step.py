@@ -22,7 +22,7 @@ IntOrTensor = TypeVar("IntOrTensor", int, Tensor)
 
 
 def pages_needed(lengths: IntOrTensor, page_size: int) -> IntOrTensor:
-    """Number of pages that hold so many tokens.
+    """Number of pages that hold the given numbers of tokens.
 
     Args:
         lengths: numbers of tokens: an int, or an integer tensor of any shape.  0 or less: no page.
@@ -65,16 +65,16 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
         seq_lens: [seqs] int32 | int64; number of keys of each sequence after the step, the step's own included.
         cu_seqlens_q: [seqs + 1] int32 | int64; sequence s has the tokens cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1.
             None: one query token per sequence.
-        tokens: number of rows of q, an int, padding included.  Required with cu_seqlens_q, whose last entry stays on
-            the device; None without.
+        tokens: number of rows of q, an int, padding included.  Required with cu_seqlens_q, because the last entry of
+            cu_seqlens_q stays on the device.  None without cu_seqlens_q.
 
     Returns:
         [tokens] int64.  -1 for padding (tokens from cu_seqlens_q[-1] on, and tokens of empty sequences).
 
     Raises:
-        ValueError: names the tensor, the axis and both sizes, and what to do.  On the host, cu_seqlens_q must
-            ascend from 0 to at most `tokens`, and a sequence of several tokens has as many keys or more, unless its
-            length is negative.
+        ValueError: names the tensor, the axis and both sizes, and what to do.  Tensors on the host are read, too:
+            cu_seqlens_q must ascend from 0 to at most `tokens`.  A sequence of two or more query tokens must have at
+            least as many keys as query tokens, unless its entry in seq_lens is negative.
         TypeError: names the dtype or type wanted, and what to do.
     """
     admit(seq_lens=(seq_lens, ("seqs",)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)))
@@ -95,7 +95,7 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
 
 
 def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Tensor | None = None) -> Tensor:
-    """The slot_mapping of write_kv: the slot in the cache of each token, from its position.
+    """Compute the slot number of each token from its position: the slot_mapping of write_kv.
 
     Args:
         page_table: [seqs, max_pages] int32 | int64, or (indptr [seqs + 1], indices), as in paged_attention.
@@ -109,7 +109,7 @@ def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Te
             page (past the last column or the end of a ragged row, or where the entry is negative).
 
     Raises:
-        ValueError: names the tensor, the axis and both sizes, and what to do.  On the host, cu_seqlens_q must
+        ValueError: names the tensor, the axis and both sizes, and what to do.  If cu_seqlens_q is on the host, it must
             ascend from 0 to at most the number of tokens.
         TypeError: names the dtype or type wanted, and what to do.
     """
@@ -138,7 +138,7 @@ def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Te
         first, past = indptr[sequence], indptr[sequence + 1]
         live = live & (column < past - first) & (column < pages.shape[0] - first)
         page = pages[(first + column.clamp(max=pages.shape[0])).clamp(0, pages.shape[0] - 1)].long()
-    page = page.clamp(max=INT32_MAX)  # no cache has such a page, and its slots are still numbers
+    page = page.clamp(max=INT32_MAX)  # larger ids are in no cache; their slot numbers could overflow
     return torch.where(live & (page >= 0), page * page_size + position % page_size, -1)
 
 
@@ -152,8 +152,8 @@ class Tree(NamedTuple):
 def tree(parents: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, *, nodes: int = 64) -> Tree:
     """qq_mask and query_positions of paged_attention for trees of drafts.
 
-    A node sees itself, its ancestors, and the whole context.  Its position is context_len + its depth, which windows
-    and ALiBi use.
+    A node sees itself, its ancestors, and the whole context.  Its position is context_len + its depth; windows, chunks
+    and ALiBi use this position.
 
     Args:
         parents: [tokens] int32 | int64; index of each query's parent among the queries of its sequence, less than the
@@ -161,14 +161,16 @@ def tree(parents: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, *, nodes: int 
         seq_lens: [seqs] int32 | int64; number of keys of each sequence, the call's own included.
         cu_seqlens_q: [seqs + 1] int32 | int64, as in paged_attention.
         nodes: upper bound of the nodes of a tree, an int from 1 to 1024; the mask has a word for each 32 nodes.  A
-            sequence with more queries is a prefill: each query sees all queries before it, and parents do not count.
+            sequence with more queries is a prefill: each query sees itself and all queries before it, and parents are
+            ignored.
 
     Returns:
         Tree(qq_mask [tokens, words] int32, query_positions [tokens] int32), where words = ceil(nodes / 32).
 
     Raises:
-        ValueError: names the tensor, the axis and both sizes, and what to do.  Tensors on the host are read: a parent
-            that is no query before its own is named, and so is what `positions` finds.
+        ValueError: names the tensor, the axis and both sizes, and what to do.  If the tensors are on the host, their
+            numbers are checked, too: a parent must be -1 or the index of an earlier query, and lengths must be as
+            `positions` wants them.
         TypeError: names the dtype or type wanted, and what to do.
 
     Source: Miao et al. 2024 (SpecInfer: attention over token trees).
@@ -228,13 +230,13 @@ def on_host(*tensors: Tensor) -> bool:
 
 
 def check_starts(cu_seqlens_q: Tensor | None, tokens: int | None = None) -> None:
-    """If they are on the host, check that cu_seqlens_q ascend from 0 to at most `tokens`."""
+    """Check that cu_seqlens_q, if it is on the host, ascends from 0 to at most `tokens`."""
     if cu_seqlens_q is not None and on_host(cu_seqlens_q):
         query_lens(cu_seqlens_q.shape[0] - 1, tokens, cu_seqlens_q)
 
 
 def check_lengths(seq_lens: Tensor, cu_seqlens_q: Tensor, tokens: int) -> None:
-    """If they are on the host, check cu_seqlens_q, and that seq_lens count the query tokens of their sequences."""
+    """Check tensors, if they are on the host: cu_seqlens_q ascends, and seq_lens count the query tokens, too."""
     check_starts(cu_seqlens_q, tokens)
     if on_host(seq_lens, cu_seqlens_q):
         query = cu_seqlens_q.long().diff()
@@ -242,9 +244,10 @@ def check_lengths(seq_lens: Tensor, cu_seqlens_q: Tensor, tokens: int) -> None:
 
 
 def admit(**given: tuple[Any, tuple[str, ...]]) -> None:
-    """Check integer tensors by name, (tensor, axes) each: dtypes, shapes, one device.  page_table may be ragged.
+    """Check dtypes and shapes of integer tensors, and that all are on one device.  A page_table may be ragged.
 
-    Inside torch.compile nothing is checked; torch's own errors remain.
+    given: (tensor, names of its axes) for each argument name.  Inside torch.compile nothing is checked; torch's own
+    errors remain.
     """
     if torch.compiler.is_compiling():
         return

@@ -1,10 +1,10 @@
 """Meaningful strides, and pages of any strides as runs of bytes.
 
-Strides have a meaning on axes with two elements or more, in tensors that are not empty.  torch leaves anything in other
-strides, and views differ in them.  For example, in a latent cache with one KV head, `cache[..., :512].unsqueeze(2)` and
-`cache.unsqueeze(2)` have different strides of the head.  Code that compares tensors calls `same_steps`, or `lies_in`
-where keys may hold their values (multi-head latent attention).  Code that makes kernel arguments from strides calls
-`settled` first.
+Strides have a meaning on axes with two elements or more, in tensors that are not empty.  torch may leave any number in
+other strides, so views of one memory may differ in them.  For example, in a latent cache with one KV head,
+`cache[..., :512].unsqueeze(2)` and `cache.unsqueeze(2)` have different strides of the head.  Code that compares tensors
+calls `same_steps`, or `lies_in` where keys may hold their values (multi-head latent attention).  Code that makes kernel
+arguments from strides calls `settled` first.
 
 Two tensors with an axis of pages are copied page by page, in runs of bytes.  `runs_of` merges axes where both tensors
 allow it, in the order of the target's strides.  A page of most caches is one run.
@@ -29,7 +29,7 @@ def same_steps(x: Tensor, y: Tensor, end: int | None = None) -> bool:
 
 
 def lies_in(values: object, keys: object) -> bool:
-    """Whether values [..., value_dim] are the first dims of keys [..., head_dim], in one memory."""
+    """Whether values [..., value_dim] are the first dims of keys [..., head_dim], in the same memory."""
     return (
         isinstance(values, Tensor)
         and isinstance(keys, Tensor)
@@ -53,8 +53,8 @@ def looks_within(values: Tensor, keys: Tensor) -> bool:
 def settled(x: Any) -> Any:
     """Replace meaningless strides of a tensor; values that are no tensors are returned unchanged.
 
-    An axis of one element gets the stride of the axis before, and so its alignment.  The first axes get the stride of
-    all elements behind them, the last axis gets 1.
+    A last axis without a meaningful stride gets 1.  Another such axis gets the stride of the nearest axis before it
+    that has one, and so its alignment.  If there is none, it gets the product of the next axis's stride and size.
     """
     if not isinstance(x, Tensor) or not (1 in x.shape or 0 in x.shape):
         return x
@@ -63,7 +63,7 @@ def settled(x: Any) -> Any:
 
 
 def _settled(shape: Sequence[int], known: list[int | None]) -> tuple[int, ...]:
-    """Strides of a tensor, from the known ones; None: not known."""
+    """All strides of a tensor.  known: its meaningful strides, None for other axes."""
     last = len(shape) - 1
     for axis in range(1, last):
         known[axis] = known[axis - 1] if known[axis] is None else known[axis]
@@ -83,16 +83,16 @@ Axis = tuple[int, int, int]  # (size, stride in the source, stride in the target
 
 
 class PageRuns(NamedTuple):
-    """Runs of a page.  The first one begins `source` and `target` bytes behind the addresses of the two tensors.
+    """Runs of a page.  Run (0, 0) begins `source` and `target` bytes behind the addresses of the two tensors.
 
-    Run (i, j) begins i strides of `outer` and j strides of `inner` behind the first run.  Strides are in bytes.
+    Run (i, j) begins i strides of `outer` and j strides of `inner` behind run (0, 0).  Strides are in bytes.
     """
 
     source: int
     target: int
-    source_page: int
+    source_page: int  # stride of pages
     target_page: int
-    run: int  # bytes
+    run: int  # bytes of a run
     inner: Axis
     outer: Axis
 
@@ -112,7 +112,7 @@ class PageRuns(NamedTuple):
 
 
 def runs_of(source: Tensor, target: Tensor, page_axis: int) -> list[PageRuns]:
-    """Return the runs of a page: several PageRuns if a page's axes do not merge into a run and two further axes."""
+    """Return the runs of a page.  Several PageRuns are needed if axes do not merge into a run and two further axes."""
     if 0 in source.shape or 0 in target.shape:
         return []
     size = source.element_size()

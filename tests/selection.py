@@ -1,7 +1,8 @@
 """Which tests run where, and in which order, from what the tests say of themselves.
 
 - `gpu`, `hopper`, `quick`, `long`, `kernels` are said by tests, `simulated` by files.
-- `thorough` is said by what takes minutes, and whose like the whole suite has; and is true of most that is simulated.
+- `thorough` is said by tests that take long, such as most of those of machine code.  It is added to most simulated
+  cases, and to half of the cases of large matrices.  `make test` leaves these out, and `make thorough` runs them.
 - `host`: asks for no device, so it is about plans, texts and compilers: it runs where the kernels are interpreted.
 - `smoke`: the first case of each test that has several, and that a GPU may fail.
 """
@@ -12,7 +13,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -46,19 +47,14 @@ SLOW_LIKES = (
     "test_no_order_of_kernels_changes_a_key",
     "test_an_assembler_that_torch_compile_names_changes_no_key[spawned]",
     "test_an_example_of_processes_shows_what_it_says[tensor_parallel]",
-    "test_hopper_kernels_keep_their_loops_lean[1]",
-    "test_variants_fit_and_do_not_spill_and_keep_loads_in_flight[sm80]",
-    "test_variants_fit_and_do_not_spill_and_keep_loads_in_flight[sm100]",
-    "test_variants_fit_and_do_not_spill_and_keep_loads_in_flight[gfx942]",
-    "test_kernels_of_invariant_calls_do_the_same_arithmetic[features]",
+    "test_an_example_of_processes_shows_what_it_says[keys_over_gpus]",
+    "test_kernels_take_what_the_driver_is_told[hopper]",
     "test_prefills_whose_functions_load_by_score_or_by_position_beside_a_bias_compile_for_wgmma",
-    "test_few_rows_multiply_no_more_than_they_have_to[decode 192 and 128]",
     "test_processes_of_multiprocessing_call[forkserver]",
     "test_a_child_calls_whatever_another_thread_was_in_the_midst_of[launched]",
     "test_a_child_calls_whatever_another_thread_was_in_the_midst_of['paged_attn.kernels' in sys.modules]",
     "test_a_run_that_is_stopped_tells_what_it_has",
     "test_of_two_daemonic_workers_one_compiles_and_the_other_finds_all",
-    "test_blocks_begin_beside_a_launch_before_them_and_end_behind_it[parts behind decodes-shares_kernel-1]",
 )
 
 
@@ -115,9 +111,32 @@ def lot(item: pytest.Item) -> int:
     return zlib.crc32(re.sub(r"^tests/\w+/(?=test_)", "tests/", item.nodeid).encode())
 
 
+def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """Cases by their test, each in the given order."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return cases
+
+
 def on_a_cpu(cases: list[pytest.Item]) -> list[pytest.Item]:
     """The first case of a test, and one in so many."""
     return [x for x in cases if x is cases[0] or lot(x) % ONE_IN.get(x.path.name, 1) == 0]
+
+
+MANY = 8  # cases
+
+
+def leave_half_of_many(items: list[pytest.Item]) -> None:
+    """Without a GPU, mark half of a test's cases as `thorough`, if it runs kernels in MANY cases or more.
+
+    Of matrices, these are half of the cases that `on_a_cpu` takes.  The first case of a test is never marked.
+    """
+    for cases in by_test(item for item in items if "device" in getattr(item, "fixturenames", ())).values():
+        taken = [x for x in on_a_cpu(cases) if not x.get_closest_marker("thorough")]
+        for item in taken[1:] if len(taken) >= MANY else ():
+            if lot(item) // ONE_IN.get(item.path.name, 1) % 2:
+                item.add_marker(pytest.mark.thorough)
 
 
 def on_a_gpu(cases: list[pytest.Item]) -> list[pytest.Item]:
@@ -131,7 +150,7 @@ def on_a_gpu(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 # Of a test's quick cases `make test` simulates the first and each so-manieth; the others `make thorough` does.
 SIMULATED_ONE_IN = {"test_simulator.py": 1, "test_hopper_any.py": 6}  # elsewhere SIMULATED_ELSEWHERE
-SIMULATED_ELSEWHERE = 5
+SIMULATED_ELSEWHERE = 10
 SIMULATED = ("[prompt, softcap, float16]",)  # a format that no other case has
 
 
@@ -151,10 +170,7 @@ def thin_out(config: pytest.Config, items: list[pytest.Item], taken: Taken = on_
     """Deselect what is `thorough`, and cases of each test that are not taken, unless file or marker is asked for."""
     if "thorough" in config.option.markexpr or any(".py" in argument for argument in config.args):
         return
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    met = {id(x) for of_one in cases.values() for x in taken(of_one) if not x.get_closest_marker("thorough")}
+    met = {id(x) for cases in by_test(items).values() for x in taken(cases) if not x.get_closest_marker("thorough")}
     left = [x for x in items if id(x) not in met]
     items[:] = [x for x in items if id(x) in met]
     config.hook.pytest_deselected(items=left)

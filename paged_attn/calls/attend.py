@@ -24,7 +24,10 @@ def attend(
     q: Any, k_cache: Any, v_cache: Any, page_table: Any, seq_lens: Any, cu_seqlens_q: Any, out: Any,
     others: tuple[Any, ...], options: tuple[Any, ...], check: bool | None,
 ) -> Any:  # fmt: skip
-    """Make a call of paged_attention; `others` are the Tensors after cu_seqlens_q, `options` are the Options."""
+    """Make a call of paged_attention.
+
+    others: the fields of Tensors between cu_seqlens_q and out.  options: the fields of Options.
+    """
     form, tensors = call_cache.form_of(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
     found, of = call_cache.again(form, tensors), None
     if found is None or (found[1][1] == found[1][2]) is not found[0].latent:
@@ -51,7 +54,10 @@ def attend(
 
 
 def _attend_new(given: Tensors, options: Options, check: bool | None, of: call_cache.Signature | None) -> Any:
-    """Check, plan and launch a call, and keep its launches for calls of equal signature."""
+    """Check, plan and launch a call, and keep its launches for calls of equal signature.
+
+    of: the signature of the call; None: its launches are not kept.
+    """
     options = Options._make(unboxed([*options]))
     given = given._replace(**{name: unboxed(getattr(given, name)) for name in NUMBERS})
     axes = checks.check_attention(given, options)
@@ -85,7 +91,7 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: call_c
 
 @untraced
 def merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Merge states as merge_states specifies; calls are rare, so each is checked, and none is kept."""
+    """Merge states as merge_states specifies.  Each call is checked, and none is kept, because calls are rare."""
     axes = checks.check_merge(outs, lses, sinks)
     device = device_of(outs.device)
     outs, lses = outs.contiguous(), lses.contiguous()

@@ -21,18 +21,19 @@ from ..launching.locks import left_free
 from .untraced import from_text, listed, untraced
 from .ways import Runs
 
-LIMIT = 4096  # signatures kept; a server's steps differ in lengths, so old ones are dropped
-ALIGNMENT = 64  # bytes: kernels are compiled for addresses modulo 16 bytes, or 16 elements of x-packed values
+LIMIT = 4096  # signatures kept; steps of a server differ in shapes, so the oldest are dropped
+# Bytes.  Kernels depend on addresses modulo 16 bytes, or, for x-packed values, modulo 16 elements of up to 4 bytes.
+ALIGNMENT = 64
 PLAIN = {torch.Tensor, torch.nn.Parameter}  # tensors of other classes may have no memory of their own
 
-# Compares class, dispatch keys (device, layout, modes), dtype, sizes, strides and requires_grad; holds no tensor, and
-# always fails for a tensor that is given twice.  torch.compile guards its graphs by it.
+# A guard compares class, dispatch keys (device, layout, modes), dtype, sizes, strides and requires_grad.  It holds no
+# tensor, and always fails for a tensor that is given twice.  torch.compile guards its graphs by the same class.
 Guard: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
-transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # the innermost of torch.func, or None
+transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # the innermost transform, or None
 
 RAGGED = ("a ragged page table",)
 GIVEN = [name for name in Tensors._fields if name not in (*PLACES, "out")]  # tensors that calls give by keyword
-# options whose type is part of the form: numbers of different types are equal, and some types are refused
+# options whose type is part of the form, because True, 1 and 1.0 are equal, but the checks refuse some types
 NUMBERS = [
     x.name for x in ARGUMENTS if x.kind == OPTION and x.check[:1] not in ((), ("choice",), ("window",), ("shard",))
 ]
@@ -56,7 +57,7 @@ _forgetting = left_free()  # held to drop the oldest entry and to add one
 def form_of_values(others: Sequence[Any]) -> tuple[Any, ...]:
     """Form of arguments that may be tensors, numbers or None, without facts of tensors.
 
-    The form has types of numbers as well: True equals 1, but only 1 is a valid scale.
+    The form also has the types of numbers, because True equals 1, but only 1 is a valid scale.
     """
     return tuple([type(x) if x is None or isinstance(x, Tensor) else (type(x), x) for x in others])
 
@@ -95,7 +96,7 @@ def form_of({listed(PLACES)} out, others, options):
 
 
 def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Runs, Addresses] | None:
-    """(launches, addresses) from the latest call of this form, if its tensors had equal facts; otherwise None."""
+    """(launches, addresses) if the latest call of this form had tensors with equal facts; otherwise None."""
     try:
         latest = _latest.get(form)
         if latest is None or not latest.matches(*tensors):
@@ -133,7 +134,10 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
 
 
 def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tuple[Runs, Addresses] | None:
-    """(launches, addresses) of a signature if the launches are kept; the next call of the form can use `again`."""
+    """(launches, addresses) of a signature, or None if no launches are kept.
+
+    The latest call of the form is then this one, so the next call may be found by `again`.
+    """
     launches = None if of is None else _kept.get(of[0])
     if of is None or launches is None:
         return None
@@ -142,7 +146,7 @@ def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tupl
 
 
 def _guard(form: Hashable, tensors: tuple[Any, ...], addresses: Addresses, launches: Runs) -> None:
-    """Keep the latest call of a form, if no tensor comes twice and all addresses divide by ALIGNMENT."""
+    """Keep the latest call of a form, if no tensor comes twice and all addresses are multiples of ALIGNMENT."""
     if Guard is None or len({*map(id, tensors)}) < len(tensors) or any(x % ALIGNMENT for x in addresses):
         return
     with contextlib.suppress(TypeError, ValueError, RuntimeError):  # another torch, or tensors that torch cannot guard

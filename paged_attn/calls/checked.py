@@ -10,7 +10,7 @@ from ..launching.platform import INTERPRET, Device
 
 
 class InTorch(Protocol):
-    """A device or a kept call; both know whether plain torch serves it."""
+    """A device or a kept call: either knows whether plain torch serves it."""
 
     @property
     def in_torch(self) -> bool: ...
@@ -22,12 +22,16 @@ def said() -> str:
 
 
 def asked() -> bool:
-    """Whether all calls are checked.  By default only in the interpreter, which crashes on reads outside of tensors."""
+    """Whether every call is checked by default: as PAGED_ATTN_CHECK says, or, if it is unset, in the interpreter.
+
+    The interpreter crashes on reads outside of tensors.
+    """
     return said() in ("1", "true", "yes", "on") if said() else INTERPRET
 
 
 ALWAYS = asked()  # read once: a look into the environment takes a tenth of a kept call's time
-IN_TORCH = ALWAYS or not said()  # the default in plain torch, where checks read host memory and wait for no device
+# Whether calls in plain torch are checked by default.  Checks of tensors on the host wait for no device.
+IN_TORCH = ALWAYS or not said()
 
 
 def by_default(run: InTorch) -> bool:

@@ -1,4 +1,4 @@
-"""Calls in plain torch: without launches, so a kept call knows only where its tensors stand among the arguments."""
+"""Calls in plain torch.  A kept call has no launches, only a function and the places of tensors among its arguments."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .ways import scale_and_cap
 
 
 class Place(NamedTuple):
-    """Index of a tensor among the tensors of a call."""
+    """Stands for a tensor among a kept call's arguments.  number: its index among the tensors of a call."""
 
     number: int
 
 
 class Run:
-    """A checked call, for the tensors of any call of equal signature; the counterpart of Launches."""
+    """A checked call, made with the tensors of any call of equal signature; the counterpart of Launches."""
 
     __slots__ = ("again", "arguments", "function", "in_torch", "kept", "latent", "value_dim")
 
@@ -65,7 +65,7 @@ def write_of(given: tuple[Any, ...], kv_layout: str, part: str | None, axes: Axe
 
 
 def qkv_write_of(given: Projections, options: Rotation, axes: Axes, device: Device, part: str | None) -> Run:
-    """The Run of a call of write_qkv; q_out = None: queries are rotated in place."""
+    """The Run of a call of write_qkv.  q_out = None means that queries are rotated in place."""
     dialect, host = torch_dialect(), options._asdict()
 
     def write_qkv(*tensors: Any) -> None:

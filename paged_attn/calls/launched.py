@@ -25,7 +25,7 @@ from ..records.problem import problem_of
 from .page_launches import Moves, Rows
 from .ways import FAR, scale_and_cap
 
-# Elements and warps of a program of write_qkv: each of 64 threads loads four times 16 bytes of bfloat16.
+# Elements and warps of a program of write_qkv.  Each of its 64 threads loads four times 16 bytes of bfloat16.
 WRITE_ELEMENTS, WRITE_WARPS = 2048, 2
 TENSORS = {*Tensors._fields}
 # Arguments with a field of equal name in Modifiers, which holds the argument unchanged unless `_call` says otherwise.
@@ -33,7 +33,7 @@ IN_MODIFIERS = [name for name in Modifiers._fields if name in (*Tensors._fields,
 
 
 def run_of(given: Tensors, options: Options, device: Device, lse: Tensor | None, value_dim: int | None) -> Launches:
-    """The launches of a checked call.  value_dim: dims of results, None if these are head_dim."""
+    """The launches of a checked call of paged_attention.  value_dim: dims of results; None: head_dim."""
     same = given.k_cache.data_ptr() == given.v_cache.data_ptr()
     problem = problem_of(given, options, device, INTERPRET)
     with arguments_for((*given.slots, lse)) as held:
@@ -47,7 +47,7 @@ def _new(k_new: Any, v_new: Any) -> KeyValues:
 
 
 def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
-    """Fields of Modifiers for spans."""
+    """Fields of Modifiers for spans.  right: right side of the window, in places; None: no bound in places."""
     if spans is None:
         return {}
     fields = dict(spans=spans, spans_count=spans.shape[1], spans_stride=spans.stride(0), spans_step=spans.stride(1))
@@ -57,7 +57,8 @@ def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
 def _head_windows(windows: Any, options: Options, apart: bool) -> dict[str, Any]:
     """Fields of Modifiers for windows by head.  apart: query_positions are given.
 
-    If queries are causal or have positions, a window's `right` shows no later keys.
+    BY_HEAD_TO_THE_RIGHT: each head's `right` bounds the places of visible keys.  Causal queries see no later keys, so
+    they do not need the bound.  With query_positions, `right` bounds positions instead (Modifiers.position_right).
     """
     if windows is None:
         return {}
@@ -75,12 +76,12 @@ def _alibi(slopes: Any, options: Options) -> dict[str, Any]:
 
 
 def _call(held: list[Any], options: Options, head_dim: int) -> Call:
-    """The records of a call.  held: the call's slots and then lse, with Holes in place of tensors."""
+    """The records of a call.  held: Tensors.slots of the call, then lse, with a Hole in place of each tensor."""
     *given, lse = held
     x = Tensors.of_slots(given)
-    # kernels look only at `left` to see whether there is a bound to the left, so it includes the chunk's bound
+    # to kernels, `left` = None means that all keys before a query are visible, so `left` includes the chunk's bound
     left, right = [min(x, FAR) if x >= 0 else None for x in (key_bounds_of(options).reach, options.window_size[1])]
-    if x.head_windows is not None:  # each head's window has the true bounds
+    if x.head_windows is not None:  # kernels read the bounds from head_windows; these numbers limit no head
         left, right = FAR if left is None else left, FAR
     apart = x.query_positions is not None
     scale, cap = scale_and_cap(options, head_dim)
@@ -135,7 +136,10 @@ def write_of(given: tuple[Any, ...], kv_layout: str, part: str | None, axes: Axe
 
 
 def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device: Device) -> Step:
-    """The launch of write_kv_kernel: a program writes one token and as many KV heads as have about 2048 elements."""
+    """The launch of write_kv_kernel.
+
+    A program writes some KV heads of one token: up to 2048 elements of keys, and as many of values, padding included.
+    """
     k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
     dim, value_padded = (max(16, next_power_of_2(x)) for x in (axes.head_dim, axes.value_dim or 1))
     block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // max(dim, value_padded)))
@@ -157,19 +161,19 @@ def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device:
 
 
 def _unwritten(kv: Any) -> Any:
-    """Return a KV that a kernel does not write."""
+    """Return a KV whose ptr is None, so that kernels do not write it."""
     return kv._replace(ptr=None, SCALED=constexpr(False), scale_ptr=constexpr(0))
 
 
 def qkv_write_of(given: Projections, options: Rotation, axes: Axes, device: Device, part: str | None) -> Launches:
-    """The launch of a call of write_qkv; q_out = None: queries are rotated in place."""
+    """The launch of a call of write_qkv.  q_out = None means that queries are rotated in place."""
     with arguments_for(given) as held:
         step = _qkv_step(Projections._make(held), options, axes, device, part)
         return Launches([step], given.q.device)
 
 
 def _qkv_step(x: Projections, options: Rotation, axes: Axes, device: Device, part: str | None) -> Step:
-    """A launch with programs for some query heads of a token, and programs for some of its KV heads."""
+    """The launch of write_qkv_kernel.  A program has a block of query heads, or a block of KV heads, of one token."""
     queries, keys, _ = shapes = _head_runs(x, options, axes)
     new: list[Any] = (
         [layout.packed_rows(x.q, axes.head_dim)] * 3 if x.packed else [layout.rows(y) for y in (x.q, x.k, x.v)]
@@ -194,12 +198,12 @@ def _qkv_step(x: Projections, options: Rotation, axes: Axes, device: Device, par
 
 
 def _head_runs(x: Projections, options: Rotation, axes: Axes) -> tuple[HeadRuns, HeadRuns, HeadRuns]:
-    """Shapes of queries, keys and values.  In a packed tensor keys lie behind queries, and values behind keys."""
+    """HeadRuns of queries, keys and values.  In a packed tensor, keys lie behind queries, and values behind keys."""
     heads, kv_heads, value_dim = axes.heads, axes.kv_heads, axes.value_dim
     turned, values = _runs(axes.head_dim, _rotary_dim(x), options.interleaved), _runs(value_dim, 0, False)
     block, kv_block = _heads_at_once(heads, turned), _heads_at_once(kv_heads, (*turned, *values))
     keys_at, values_at = (heads, heads + kv_heads) if x.packed else (0, 0)
-    behind = value_dim if x.latent else 0  # latents lie before the rotated dims of keys
+    behind = value_dim if x.latent else 0  # in a slot, a latent lies before the rotated dims
     return (
         HeadRuns(heads, block, 0, heads // kv_heads, axes.head_dim, 0, *_columns(turned)),
         HeadRuns(kv_heads, kv_block, keys_at, 1, axes.head_dim, behind, *_columns(turned)),
@@ -208,20 +212,23 @@ def _head_runs(x: Projections, options: Rotation, axes: Axes) -> tuple[HeadRuns,
 
 
 def _runs(dims: int, rotary_dim: int, interleaved: bool) -> list[tuple[int, int]]:
-    """(first dim, dims) of each run of a head: rotary halves, or rotary pairs in one run, then the dims behind."""
+    """(first dim, number of dims) of each run of a head.
+
+    The rotated dims are two runs, one for each half, or one run if interleaved.  The other dims are the last run.
+    """
     step = rotary_dim if interleaved else rotary_dim // 2
     runs = [(begin, step) for begin in range(0, rotary_dim, step)] if rotary_dim else []
     return runs + ([(rotary_dim, dims - rotary_dim)] if rotary_dim < dims else [])
 
 
 def _columns(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """(first dims, dims, dims rounded up to powers of two) of runs."""
+    """(first dims, numbers of dims, numbers of dims rounded up to powers of two) of runs."""
     starts, sizes = zip(*runs)
     return starts, sizes, tuple(map(next_power_of_2, sizes))
 
 
 def _heads_at_once(heads: int, runs: Sequence[tuple[int, int]]) -> int:
-    """Heads of a program: as many as have WRITE_ELEMENTS elements, but at least one."""
+    """Number of heads of a program, a power of two: at most WRITE_ELEMENTS padded elements, but at least one head."""
     width = sum(next_power_of_2(size) for _, size in runs)
     return min(next_power_of_2(heads), 1 << max(0, (WRITE_ELEMENTS // width).bit_length() - 1))
 
@@ -237,7 +244,7 @@ def _norm(weight: Any, options: Rotation) -> Norm | None:
 def _rotary(x: Projections) -> Rotary | None:
     if x.cos_sin is None:
         return None
-    if x.positions is None:  # a table of as many rows as tokens: no kernel should depend on their number
+    if x.positions is None:  # row t is of token t; the number of rows is left out, because kernels would depend on it
         return Rotary(x.cos_sin, x.cos_sin.stride(0))
     stride = x.positions.stride(0) if x.positions.ndim == 2 else None
     return Rotary(x.cos_sin, x.cos_sin.stride(0), x.cos_sin.shape[0], x.positions, stride)

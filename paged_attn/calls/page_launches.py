@@ -1,7 +1,8 @@
 """Launches of copies of pages and of gathered rows.
 
-A launch for any number of tensors finds their addresses in a table on the device.  Tables stay: CUDA graphs know their
-addresses.  So a call whose tensors have no table yet cannot be captured.
+A launch for any number of tensors finds their addresses in a table on the device.  A table stays in memory, because
+CUDA graphs may know its address.  Its numbers come from the host, so a call whose tensors have no table yet cannot be
+captured.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from ..strides import PageRuns, runs_of
 
 LANES = 512  # units that a program moves at a time: with vectors of 16 bytes, four for each thread
 WARPS = 4
-FEW_PROGRAMS = 2048  # pages are cut into parts until there are this many parts in all, or a part is LANES units
+FEW_PROGRAMS = 2048  # pages are cut into parts: up to this number in all, but no smaller than LANES units each
 MAX_PROGRAMS = 8192
-# A host's link needs fewer bytes in flight than a device's memory: at most 1 MiB here, and other kernels keep most
-# multiprocessors.  Not measured yet.
+# A link to the host needs fewer bytes in flight than a device's memory: these programs have at most 1 MiB.  So other
+# kernels keep most multiprocessors.  Not measured yet.
 HOST_PROGRAMS = 128
-LIMIT = 4096  # tables that stay, each of some KiB; beyond the limit, each call makes its table anew
-ELEMENTS = 4096  # elements of gathered rows that a program handles; of 16 bits, they are four vectors for each thread
+LIMIT = 4096  # tables that stay, some KiB each; beyond the limit, a call makes a table for itself alone
+ELEMENTS = 4096  # elements of gathered rows in a program: of 16 bits, four vectors for each thread
 
 _tables: dict[Any, Tensor] = {}
 _keeping = left_free()
@@ -44,7 +45,7 @@ def _capturing(device: torch.device) -> bool:
 
 
 def table_of(rows: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, bool]:
-    """(int64 table on the device, whether it stays)."""
+    """(int64 table of these rows on the device, whether it stays)."""
     key = device, rows
     found = _tables.get(key)
     if found is not None:
@@ -110,7 +111,7 @@ class Moves:
             self.launches.first((src, dst, self._table([x.data_ptr() for x in caches])))
 
     def again(self, addresses: Sequence[int]) -> None:
-        """Launch what is kept, for tensors at these addresses."""
+        """Launch the kept kernel for tensors at these addresses."""
         assert self.launches is not None
         *caches, src, dst = addresses
         table = self._table(caches)  # held until the launch is made
@@ -130,7 +131,7 @@ class Moves:
 
 
 def _on_the_host(sources: Sequence[Tensor], into: Sequence[Tensor], device: torch.device) -> list[tuple[int, str]]:
-    """(place among a call's tensors, name) of those in host memory, which must be pinned for kernels of a GPU."""
+    """(index among a call's tensors, name) of tensors in host memory.  Kernels of a GPU need this memory pinned."""
     if device.type != "cuda":
         return []
     named = [(i, f"sources[{i}]", x) for i, x in enumerate(sources)]
@@ -204,7 +205,7 @@ class Rows:
 
 
 def first_rows(lengths: Tensor) -> Tensor:
-    """int64 [seqs + 1], sums of lengths, negative ones as 0."""
+    """First row of each sequence, and the number of all rows: int64 [seqs + 1].  Negative lengths count as 0."""
     return torch.nn.functional.pad(lengths.clamp(min=0).cumsum(0, dtype=torch.int64), (1, 0))
 
 

@@ -17,7 +17,7 @@ from . import call_cache, checked
 from .untraced import untraced
 from .ways import Runs, way_of
 
-KNOWN = (*POINTED, *FP8)  # dtypes whose pointers kernels take
+KNOWN = (*POINTED, *FP8)  # dtypes of tensors that kernels take as they are
 
 
 @untraced
@@ -62,12 +62,12 @@ def gather(
 
 
 def _rare(x: Any) -> bool:
-    """Whether a tensor's dtype must be hidden from kernels; conjugated views will be refused."""
+    """Whether kernels take no pointers of a tensor's dtype.  False for conjugated views, which will be refused."""
     return isinstance(x, Tensor) and x.dtype not in KNOWN and not x.is_conj()
 
 
 def _run(form: Any, tensors: tuple[Any, ...], check: bool | None, made: Callable[[], Runs]) -> None:
-    """Run a call that was made before, or what `made` returns after its checks."""
+    """Run the kept call of this form and these tensors.  Without one, or if checks are on, run what `made` returns."""
     found, of = call_cache.again(form, tensors), None
     if found is None:
         of = call_cache.signature(form, tensors)

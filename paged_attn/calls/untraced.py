@@ -3,7 +3,7 @@
 When torch.compile gives up on a public function, for example after an error in its arguments, it calls the function
 outside of a graph.  Without a mark, it would then try to trace the functions inside, and fail.
 
-Modules that ask for the device, change Triton or take time are imported by the first call.
+Modules that look for a GPU, change Triton or take long to import are imported by the first call.
 
 A loop over the argument table would cost a microsecond per call, so the loop runs at import and writes a function.  The
 generated text reads like hand-written code.  Tracebacks and inspect.getsource show it.
@@ -25,10 +25,10 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def untraced(function: Function) -> Function:
-    """Mark a function, so that torch skips it and its callees; torch's own decorator costs each call a microsecond."""
+    """Mark a function, so that torch.compile skips it and its callees.  torch's decorator costs 1 us a call."""
     frames = torch._C._dynamo.eval_frame
     mark = getattr(frames, "set_code_exec_strategy", None)
-    if mark is not None:  # another torch
+    if mark is not None:  # other versions of torch lack it
         skip = frames._FrameAction.SKIP
         mark(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function

@@ -1,4 +1,4 @@
-"""The two ways of a checked call, launches of kernels or plain torch without Triton, and limits common to both."""
+"""The two ways to make a checked call, by kernels or by plain torch without Triton, and limits that both have."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..launching.locks import FIRST
 from ..launching.platform import Device
 
 FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
-LEAST_CAP = 2.0**-40  # a smaller softcap makes all scores 0 as well, and its inverse may be infinite
-MOST_CAPS = 2.0**96
+LEAST_CAP = 2.0**-40  # a smaller softcap makes scores as good as 0, too, but its inverse may be infinite
+MOST_CAPS = 2.0**96  # largest |softmax scale| / softcap
 
 
 class Runs(Protocol):

@@ -72,9 +72,10 @@ def fused_write(
     qkv: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, others: tuple[Any, ...], options: tuple[Any, ...],
     q_out: Any, check: bool | None, part: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Make a call of write_qkv; `others` are the Projections from positions to q_scale, `options` are the Rotation.
+    """Make a call of write_qkv.
 
-    part: "keys": write queries and keys, and no values.
+    others: the fields of Projections from positions to q_scale.  options: the fields of Rotation.  part: "keys": write
+    queries and keys, but no values; None: write all.
     """
     heads = _heads_of(qkv, v_cache)
     in_place = q_out is heads[0] is not None  # the guard of kept calls takes no tensor twice
@@ -113,7 +114,7 @@ def _fused_write_new(
     given: tuple[Any, ...], options: tuple[Any, ...], q_out: Any, in_place: bool, check: bool | None,
     part: str | None, of: call_cache.Signature | None,
 ) -> Tensor:  # fmt: skip
-    """Check and launch a call, and keep its launch for calls of equal signature."""
+    """Check and launch a call, and keep its launch for calls of equal signature.  of: its signature, or None."""
     heads, *caches, others = given
     x = Projections._make((*heads, *caches, *unboxed(others), q_out))
     host = Rotation._make(unboxed(options))
@@ -134,7 +135,7 @@ def _fused_write_new(
 
 
 def _heads_of(qkv: Any, v_cache: Any) -> tuple[Any, ...]:
-    """(q, k, v) in the order of Projections: a packed tensor is (qkv, None, None), the latent is behind its k_rope."""
+    """(q, k, v) as in Projections: (qkv, None, None) for a packed tensor, (q_rope, k_rope, latent) for latents."""
     if not isinstance(qkv, (tuple, list)):
         return qkv, None, None
     q, k, v = three(qkv)
@@ -142,7 +143,7 @@ def _heads_of(qkv: Any, v_cache: Any) -> tuple[Any, ...]:
 
 
 def _like_queries(heads: tuple[Any, ...], k_cache: Tensor, kv_layout: str) -> Tensor:
-    """A new tensor for the queries, [tokens, heads, head_dim] in the dtype of q."""
+    """A new tensor for the queries, [tokens, heads, dims of q] in the dtype of q."""
     q = heads[0]
     if heads[1] is not None:
         return torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -1,7 +1,8 @@
-"""The check of each public function's arguments; options and most tensors follow the rows of the argument table.
+"""Checks of the arguments of paged_attention, write_kv and merge_states.
 
-Every call is checked by what the host knows (axes.py, options.py).  A checked call also reads the device (contents.py).
-No check launches a kernel or writes.
+The rows of the argument table check options and most tensors.  Every call is checked by what the host knows (axes.py,
+options.py).  A checked call also reads numbers back from the device (contents.py).  No check launches a kernel of this
+package, or writes to an argument.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ RULES: dict[str, Callable[..., None]] = {
     "shard": shard,
     "window": window,
 }
-# Dtypes by their name in the table's rows.  Another name, "beside scores", depends on q: kernel_tensors.BIAS_FOR.
+# Names of dtypes in the table's rows.  What one more name, "beside scores", means depends on q (BIAS_FOR).
 KINDS = {"integer": INTEGER, "int32": INT32, "bool": BOOL, "float32": FLOAT32}
-OF_SEQS = {"qq_bias", "alibi_slopes"}  # may have a first axis of sequences
-# Arguments that may share no memory with out, in the order of errors.  q may be out itself.
+OF_SEQS = {"qq_bias", "alibi_slopes"}  # tensors that may have an axis of sequences before the axes of their rows
+# Arguments that may share no memory with out, in the order in which they are checked.  q may be out itself.
 APART = [name for name in Tensors._fields if name not in ("q", "out", "score_mod_args")]
 
 
@@ -114,7 +115,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     more: dict[str, Tensor] = {}
     score_mod, score_mod_args = options.score_mod, given.score_mod_args
     if score_mod is not None or score_mod_args is not None:
-        with FIRST:  # importing the package asks for no device
+        with FIRST:  # platform looks for a GPU, which importing the package does not
             from ..launching.platform import device_of
 
         in_torch = device_of(q.device).in_torch
@@ -148,7 +149,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
 
 
 def _doubt(door: Door, max_seqlen_k: object) -> None:
-    """Warn if the cache fits the call, but looks like a cache of the other kv_layout."""
+    """Warn if k_cache fits the call, but was probably meant in the other kv_layout."""
     if door.cache is None or not isinstance(max_seqlen_k, int):
         return
     sizes = door.sizes
@@ -158,7 +159,7 @@ def _doubt(door: Door, max_seqlen_k: object) -> None:
 
 
 def _check_together(given: Tensors, options: Options) -> None:
-    """Refuse two arguments that the table has as REFUSED."""
+    """Refuse a call that gives both arguments of a row of REFUSED."""
     values = given._asdict() | options._asdict()
     for rule in REFUSED:
         if all(_differs_from_default(name, values[name]) for name in (rule.argument, rule.beside)):
@@ -173,7 +174,7 @@ def _differs_from_default(name: str, value: Any) -> bool:
 
 
 def check_options(**given: Any) -> None:
-    """Check host values of paged_attention, by name, against the limits of their rows."""
+    """Check options of paged_attention, given by name, against the limits in their rows."""
     for name, value in given.items():
         argument = BY_NAME[name]
         if argument.check and (value is not None or argument.default is not None):
@@ -209,7 +210,7 @@ def check_write(
     if v is None:
         if v_scale is not None:
             raise ValueError("v_scale must be None with v = None, for values are the first dims of keys")
-    elif v_cache is not None:  # always true here: `caches` refuses None; tells the type checker
+    elif v_cache is not None:  # always true, because `caches` has refused None; for the type checker
         writable("v_cache", v_cache)
         if not (same_elements(k, v) and same_elements(k_cache, v_cache)):
             latent = lies_in(v_cache, k_cache)
@@ -246,13 +247,13 @@ def check_merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> Axes
 
 # ---- score_mod and score_mod_args ----------------------------------------------------------------
 
-GIVEN = ("score", "query_pos", "key_pos", "head")  # arguments before score_mod_args
+GIVEN = ("score", "query_pos", "key_pos", "head")  # parameters of a score_mod before score_mod_args
 
 
 def check_score_mod(door: Door, function: Any, args: Any, in_torch: bool) -> dict[str, Tensor]:
-    """Check a user's function and its arguments; returns the tensors among the arguments, by name.
+    """Check a user's function and its further arguments; returns the tensors among these, by name.
 
-    in_torch: the function may be one in torch, since plain torch makes the call.
+    in_torch: plain torch makes the call, so the function may also be one of torch.
     """
     from ..launching.platform import under_triton  # looks for a GPU, which `import paged_attn` does not
 

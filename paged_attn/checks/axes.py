@@ -19,7 +19,7 @@ from .swapped import LAYOUTS, OTHER, reading, shares_out
 
 MAX_DIM = 512  # dims of queries and keys, and of values
 MAX_LATENT_DIM = 576  # dims of keys that hold their values
-MAX_WORDS = 32  # words of a query's mask, qq_mask
+MAX_WORDS = 32  # words of a query's row of qq_mask
 
 PACKED = ("pages", "kv_heads", "head_dim // x", "page_size", "x")
 NO_VALUES = "for such keys hold no values"
@@ -28,7 +28,7 @@ ScaleLike = float | Tensor | None
 
 
 def values_apart(v_cache: Any) -> ValueError:
-    """The error of write_kv with v = None for a v_cache that is not the view k_cache[..., :value_dim]."""
+    """The error of write_kv if v is None, and v_cache is neither None nor the view k_cache[..., :value_dim]."""
     given = f"{list(v_cache.shape) if isinstance(v_cache, Tensor) else kind(v_cache)}: pass v, too"
     return ValueError(f"v_cache must be None, or k_cache[..., :value_dim], with v = None, got {given}")
 
@@ -36,7 +36,8 @@ def values_apart(v_cache: Any) -> ValueError:
 class Axes(NamedTuple):
     """Sizes of a call's axes, 0 for an axis that the call does not have.
 
-    x: elements of a group of an x-packed cache; 0 without x-packing.  parts: states that merge_states joins.
+    max_pages: for a ragged page table, the number of all indices.  x: size of the innermost axis of an x-packed
+    k_cache.  parts: number of states that merge_states joins.
     """
 
     tokens: int
@@ -103,7 +104,7 @@ class Door:
             raise ValueError(f"{name} must hold its numbers, got a lazily conjugated view: pass {name}.resolve_conj()")
 
     def bind(self, name: str, value: Tensor, axes: tuple[str, ...]) -> None:
-        """Settle the sizes of new axes, and compare the others."""
+        """Settle the sizes of axes that are new, and compare the sizes of other axes with those settled."""
         shape, sizes = value.shape, self.sizes
         if len(shape) != len(axes):
             raise self.wrong_shape(name, shape, axes)
@@ -129,7 +130,7 @@ class Door:
         return ", ".join(f"{x} from {mine}" if end and mine else x for x, mine, end in zip(told, whose, ends))
 
     def _settled(self, axis: str, name: str) -> str:
-        """The argument that settled an axis; "" if it is `name` itself, or none."""
+        """The argument that settled an axis; "" if `name` itself did, or none."""
         kin = axis.removesuffix(" + 1") if axis.endswith(" + 1") else f"{axis} + 1"
         found = self.settled.get(axis) or self.settled.get(kin, "")
         return "" if found == name else found
@@ -137,7 +138,7 @@ class Door:
     def _swapped(self, name: str, shape: torch.Size, axes: tuple[str, ...]) -> str:
         """A hint that the other kv_layout would give the number of KV heads wanted, or ""."""
         sizes = self.sizes
-        # kv_heads is known before k_cache in write_kv alone, where k settles it
+        # kv_heads is known before k_cache only in write_kv and write_qkv, where k settles it
         layout = next((x for x, its in LAYOUTS.items() if its[:3] == axes[:3]), "")
         if name == "k_cache" and len(shape) == 4 and layout:
             other = dict(zip((*LAYOUTS[OTHER[layout]][:3], axes[3]), shape))
@@ -150,7 +151,10 @@ class Door:
         return f": {reading(*self.cache, True)}" if fits and name not in ("v_cache", "k_scale", "v_scale") else ""
 
     def wrong_heads(self, heads: int) -> ValueError:
-        """The error for a number of query heads that kv_heads does not divide; kv_layout may be wrong."""
+        """The error for a number of query heads that kv_heads does not divide.
+
+        The text also says how a 4-D k_cache was read, because kv_layout may be wrong.
+        """
         sizes, read = self.sizes, ""
         if self.cache is not None:
             read = f": {reading(*self.cache, shares_out(heads, sizes['page_size']))}"
@@ -208,7 +212,10 @@ class Door:
         self, name: str, cache: Any, axes: tuple[str, ...], dtypes: tuple[torch.dtype, ...], beside: str,
         decides: torch.dtype,
     ) -> None:  # fmt: skip
-        """Check an int4 cache, whose bytes have two dims each and are read in pairs; settles the dims."""
+        """Check an int4 cache, and settle the size of its last axis in dims.
+
+        A byte holds two dims.  Kernels read two bytes at a time, so the address and the strides must be even.
+        """
         dim = axes[-1]
         half, known = f"{dim} / 2", self.sizes.get(dim)
         if known is not None:
@@ -234,7 +241,7 @@ class Door:
                 raise ValueError(f"k_cache must have {axis} >= 1, got {list(k_cache.shape)}")
 
     def _wide_keys(self, axis: str, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Raise for a head_dim or value_dim that is too large; keys that hold their values may have 576 dims."""
+        """Refuse a head_dim or value_dim outside of 1 to 512.  Keys that hold their values may have up to 576 dims."""
         size = self.sizes[axis]
         if axis == "value_dim" or not MAX_DIM < size <= MAX_LATENT_DIM:
             raise ValueError(f"{axis} must be between 1 and {MAX_DIM}, got {size}")
@@ -249,8 +256,8 @@ class Door:
     ) -> None:
         """Check a scale: required for a tensor of fp8 or int8, refused for another.
 
-        of, dtype: the tensor that is scaled.  axis: name of the axis along which the scale may differ; None: one number
-        only.  more: further shapes, for the error.
+        of, dtype: name and dtype of the tensor that is scaled.  axis: name of the axis along which the scale may
+        differ; None: one number only.  more: further shapes, for the error.
         """
         if value is None:
             if dtype in SCALED:
@@ -267,9 +274,9 @@ class Door:
             self._scale_shape(name, value, axis, more)
 
     def cache_scale(self, name: str, value: Any, of: str, dtype: torch.dtype) -> None:
-        """Check k_scale or v_scale: as `scale`, or with a number for each slot and KV head of the cache.
+        """Check k_scale or v_scale: as in `scale`, or by token, with a number for each slot and KV head of the cache.
 
-        x-packed caches have such scales in the order of HND.
+        int4 requires scales by token.  Axes of scales by token are in the order of the cache, or of HND if x-packed.
         """
         axes = LAYOUTS["HND" if self.cache is None else self.cache[0]][:3]
         if dtype == INT4:
@@ -306,7 +313,11 @@ class Door:
 
 
 def check_query_scale(door: Door, value: Any, q: Tensor) -> None:
-    """Check q_scale: one number, one for each KV head, or by token.  Queries that are not fp8: by token only."""
+    """Check q_scale.
+
+    For fp8 queries, q_scale is one number, or has a number for each KV head, for each sequence and KV head, or for each
+    token.  For other queries, q_scale is None or by token.
+    """
     name = "q_scale"
     if not isinstance(value, Tensor):
         door.scale(name, value, "q", q.dtype)

@@ -1,4 +1,4 @@
-"""Checks of what only the device knows (lengths, page ids, slots), for checked calls: they read it back."""
+"""Checks of numbers that are read back from the device, for checked calls: lengths, page ids, slots and others."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def check_attention_contents(
     spans: Tensor | None = None,
     clip_spans: bool = False,
 ) -> None:
-    """Check lengths, page ids, positions, spans and scales of tokens of a call of paged_attention.
+    """Check lengths, page ids, positions, spans, windows by head and scales by token of a call of paged_attention.
 
-    Numbers of empty sequences, and of sequences that `only` leaves out, may be anything.
+    The numbers that belong to empty sequences, or to sequences that `only` leaves out, may be anything.
     """
     length = seq_lens.cpu().long()
     query = query_lens(axes.seqs, axes.tokens, cu_seqlens_q)
@@ -53,7 +53,7 @@ def check_attention_contents(
         raise ValueError(f"sequence {i} has {query[i]} query tokens, but max_seqlen_q = {max_seqlen_q}")
     for i in first_true(live & (length > (length if max_seqlen_k is None else max_seqlen_k))):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but max_seqlen_k = {max_seqlen_k}")
-    # Where nothing is causal, queries may be more than keys: those of a cascade's part, or of cross attention.
+    # Without causal, a sequence may have more queries than keys, as in cross attention, or over a part of a cascade.
     own = torch.ones_like(live) if k_new is not None else _per_seq(causal, live)
     check_own_keys(length, query, asked & own)
 
@@ -95,7 +95,7 @@ def check_attention_contents(
 
 
 def check_write_contents(axes: Axes, slot_mapping: Tensor) -> None:
-    """Check slots: inside the cache, none twice.  Negative slots are skipped tokens."""
+    """Check that slots lie inside the cache, and that none occurs twice.  A negative slot means a skipped token."""
     slots = slot_mapping.cpu().long()
     for i in first_true(slots >= axes.pages * axes.page_size):
         held = f"{axes.pages} pages of {axes.page_size} slots"
@@ -115,7 +115,7 @@ def _per_seq(causal: bool | Tensor, like: Tensor) -> Tensor:
 def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) -> None:
     """Check that positions of live sequences are at least context_len and at most the query's place.
 
-    query: query tokens of every sequence [seqs].  Sequences that are not live have positions in `pos`, too.
+    query: number of query tokens of every sequence [seqs].  pos has positions of sequences that are not live, too.
     """
     tokens = int(query.sum())
     seq = torch.arange(len(query)).repeat_interleave(query)
@@ -127,7 +127,7 @@ def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) 
 
 
 def _most_to_the_left(windows: Tensor) -> int:
-    """Check windows of heads; returns the most keys that a head sees before a query, -1: all."""
+    """Check windows of heads.  Return the largest number of keys that a head sees before a query; -1: all."""
     for i in first_true(((windows < -1) | (windows > INT32_MAX)).flatten()):
         head, side = divmod(i, 2)
         which = f"window_size[{head}, {side}] = {windows[head, side]}"
@@ -136,7 +136,7 @@ def _most_to_the_left(windows: Tensor) -> int:
 
 
 def _begin_of_spans(spans: Tensor, context: Tensor, live: Tensor) -> Tensor:
-    """Check spans; returns the first key [seqs] that spans show to the first query of each sequence.
+    """Check spans.  Return the first key [seqs] that spans show to the first query of each sequence.
 
     If no span contains the first query, the result is the query's own place.
     """
@@ -151,7 +151,7 @@ def _begin_of_spans(spans: Tensor, context: Tensor, live: Tensor) -> Tensor:
 
 
 def _check_token_scales(scale: Tensor, query: Tensor, live: Tensor) -> None:
-    """Check that scales of tokens of live sequences are finite and > 0; others would hide keys, or show hidden ones."""
+    """Check that scales by token are finite and > 0 in live sequences; others would hide keys, or show hidden ones."""
     tokens = int(query.sum())
     seq = torch.arange(len(query)).repeat_interleave(query)
     scale = (scale[:, None] if scale.ndim == 1 else scale)[:tokens]
@@ -164,7 +164,8 @@ def _check_token_scales(scale: Tensor, query: Tensor, live: Tensor) -> None:
 def check_own_keys(length: Tensor, query: Tensor, own: Tensor) -> None:
     """Check that sequences have as many keys as query tokens or more; all arguments are [seqs].
 
-    own: sequences whose queries are among their keys.  One token, or a negative length, may be padding.
+    own: sequences whose queries are among their keys.  A sequence of one query token, or of negative length, passes,
+    because it may be padding.
     """
     for i in first_true(own & (length >= 0) & (length < query) & (query > 1)):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but sequence {i} has {query[i]} query tokens, which count too")
@@ -180,7 +181,7 @@ def query_lens(seqs: int, tokens: int | None, cu_seqlens_q: Tensor | None) -> Te
     bounds = cu_seqlens_q.cpu().long()
     if bounds[0] != 0:
         raise ValueError(f"cu_seqlens_q[0] = {bounds[0]}, but it must be 0")
-    for i in first_true(bounds[1:] < bounds[:-1]):  # whose difference may be more than 64 bits hold
+    for i in first_true(bounds[1:] < bounds[:-1]):  # differences could exceed 64 bits
         before = f"cu_seqlens_q[{i}] = {bounds[i]}"
         raise ValueError(f"cu_seqlens_q[{i + 1}] = {bounds[i + 1]} is less than {before} (sequence {i})")
     if tokens is not None and bounds[-1] > tokens:

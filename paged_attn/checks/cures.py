@@ -20,7 +20,7 @@ Sizes = Mapping[str, int]
 
 
 def of_no_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> str:
-    """How to make a tensor of this value."""
+    """How to make a tensor from a value that is no tensor."""
     word = name.split()[0]  # the caller's variable in "indptr of page_table"
     if name == "out":
         return OUT
@@ -64,7 +64,7 @@ def _view(name: str, dtype: torch.dtype) -> str:
 
 
 def of_bytes(name: str, shape: Sequence[int], dims: int) -> str:
-    """What to do with a cache of uint8 with a byte for each of its dims: int4 has half as many."""
+    """A view as fp8 of a uint8 cache that has a byte for each dim, and so is not int4."""
     return _view(name, FP8[0]) if len(shape) == 4 and shape[-1] == dims else ""
 
 
@@ -98,7 +98,7 @@ def _both_caches(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes
 
 
 def _turned_before(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
-    """Two axes of q or k are swapped.  Axes have their sizes from q and k, so the error names the cache."""
+    """Two axes of q or k are swapped.  q and k settle the sizes, so the error is about the cache."""
     if name != "k_cache" or len(shape) != len(axes) or axes[-1] != "head_dim":
         return
     given = dict(zip(axes, shape))
@@ -124,7 +124,7 @@ def _turned(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Siz
 
 
 def _an_axis_more(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
-    """The tensor has an axis of one element, or a batch axis of sequences of one length."""
+    """The tensor has one axis more: an axis of one element, or a batch axis of sequences of one length."""
     if len(shape) != len(axes) + 1:
         return
     for i, size in enumerate(shape):
@@ -135,7 +135,7 @@ def _an_axis_more(name: str, shape: tuple[int, ...], axes: tuple[str, ...], size
 
 
 def _an_axis_less(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
-    """Heads and dims are in one axis, or an axis of one element is missing."""
+    """The tensor lacks an axis: heads and dims are in one, or an axis of one element is missing."""
     if len(shape) != len(axes) - 1 or len({*axes}) < len(axes):
         return
     if axes[0] in SINGLE and _fits(shape, axes[1:], sizes):

@@ -1,4 +1,4 @@
-"""Tensors that kernels can take: their dtypes, and checks for strides, memory at an address and no gradient."""
+"""Tensors that kernels can take: their dtypes, and checks for a strided layout, memory of their own and no gradient."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FLOAT = (*HALF, torch.float32)
 QUERY = (*FLOAT, *FP8)
 FLOAT32 = (torch.float32,)
 SLOT_SCALE = (torch.float32, torch.float16)
-INT4 = torch.uint8  # of caches: two dims a byte
-# Caches that have scales: the keys of records/formats.LARGEST, which is imported later.
+INT4 = torch.uint8  # dtype of int4 caches: a byte has two dims
+# Dtypes of caches that have scales: the keys of records/formats.LARGEST, a file that is imported later.
 SCALED = (*FP8, torch.int8, INT4)
 INTEGER = (torch.int32, torch.int64)
 BOOL = (torch.bool,)
@@ -24,7 +24,7 @@ SAME = {dtype: (dtype,) for dtype in (*FLOAT, *SCALED)}
 CACHE_FOR = {dtype: (dtype, *SCALED) if dtype in FLOAT else (*HALF, *SCALED) for dtype in QUERY}
 BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
 
-# what a score_mod may be given a pointer to: the keys of kernels/common/score_mod.POINTERS, which Triton's names take
+# Dtypes of tensors among score_mod_args: the keys of kernels/common/score_mod.POINTERS.
 POINTED = (*FLOAT, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, *INTEGER)
 
 NO_DISPATCH = Tensor.__torch_dispatch__
@@ -36,7 +36,7 @@ def names(dtypes: tuple[torch.dtype, ...]) -> str:
 
 
 def watched(*tensors: Any) -> bool:
-    """Whether torch must see operators instead of launches: a dispatch mode is on, or a tensor is fake, for example."""
+    """Whether torch must see operators instead of launches, because a dispatch mode is on or a tensor has no memory."""
     return torch._C._len_torch_dispatch_stack() > 0 or any(
         isinstance(x, Tensor) and (x.is_meta or type(x).__torch_dispatch__ is not NO_DISPATCH) for x in tensors
     )

@@ -1,4 +1,4 @@
-"""Checks of host values: numbers, windows, words, and arguments that must be given together."""
+"""Checks of host values: numbers, windows, shards, words, and arguments that must be given together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HUGE = torch.finfo(torch.float32).max
 
 
 def both(name: str, value: Any, other_name: str, other: Any) -> None:
-    """Check that two arguments are given, if one of them is."""
+    """Check that two arguments are given.  Callers ask this only if one of the two is given."""
     if value is None or other is None:
         given, missing = (other_name, name) if value is None else (name, other_name)
         cure = f"{missing}: pass both, or neither"
@@ -60,7 +60,7 @@ def window(name: str, value: Any) -> None:
 
 
 def shard(name: str, value: Any) -> None:
-    """Check (rank, world, stripe): three ints, rank < world."""
+    """Check (rank, world, stripe): three ints, with rank < world and world * stripe < 2^27."""
     value, wanted = unboxed(value), "None or (rank, world, stripe), three ints"
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{name} must be {wanted}, got {kind(value)}")
@@ -74,7 +74,7 @@ def shard(name: str, value: Any) -> None:
 
 
 def refused(name: str, wanted: str, given: object) -> ValueError:
-    """The error of an argument that has the right type, and a wrong value."""
+    """The error of an argument that has a valid type, but a wrong value."""
     return ValueError(f"{name} must be {wanted}, got {given}")
 
 
@@ -100,7 +100,7 @@ def scale_number(name: str, value: Any) -> None:
 
 
 def choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
-    """Check a word: one of `choices`, which may include None."""
+    """Check that a value is one of the words `choices`, which may include None."""
     *others, last = map(repr, choices)
     wanted = f"{', '.join(others)} or {last}"
     if value is None and None in choices:

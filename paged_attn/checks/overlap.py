@@ -23,8 +23,9 @@ def overlaps_itself(x: Tensor) -> bool:
     """Whether two elements of a tensor share memory."""
     if 0 in x.shape:
         return False
-    # Two elements differ in some axes.  In the one of the largest stride they differ by i > 0 indices.
-    # If they share an address, smaller strides add up to i * stride, with differences from -m to m, here 0 to 2 m.
+    # Two elements differ in some axes.  Along the one with the largest stride, they differ by i > 0 indices.  If they
+    # share an address, the index differences d along smaller strides, -m to m, add up to sum d * s = -i * stride.  The
+    # search takes d + m, which is 0 to 2 m.  The target is then reach - i * stride.
     search, reach = _Search(), 0
     smaller: list[tuple[int, int]] = []
     for stride, most in sorted((stride, size - 1) for stride, size in zip(x.stride(), x.shape) if size > 1):
@@ -64,9 +65,9 @@ def first_overlap(written: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[
 
 
 def pairs_that_meet(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
-    """Places (i, j), i < j, of tensors that share memory."""
+    """Indices (i, j), i < j, of tensors that share memory."""
     ranges = sorted((*_range(x), *_step(x), i) for i, x in enumerate(tensors) if 0 not in x.shape)
-    reached: list[tuple[int, ...]] = []  # those that end behind the begin of the next one
+    reached: list[tuple[int, ...]] = []  # earlier tensors that end behind the begin of `one`
     for one in ranges:
         reached = [x for x in reached if x[1] > one[0]]
         for other in reached:
@@ -77,13 +78,13 @@ def pairs_that_meet(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
 
 
 def _step(x: Tensor) -> tuple[int, int]:
-    """(largest stride, span of all other axes) in bytes."""
+    """(largest stride, bytes that the other axes span) of a tensor, in bytes."""
     *others, (stride, _) = sorted((stride, most) for stride, most in _bytes(x) if most or stride == 1)
     return stride, 1 + sum(stride * most for stride, most in others)
 
 
 def _side_by_side(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two tensors (begin, end, stride, span, ...) alternate between steps of equal length, such as layers."""
+    """Whether two tensors (begin, end, *_step, ...) interleave like layers: equal largest strides, spans apart."""
     gap = (other[0] - one[0]) % one[2]
     return one[2] == other[2] and one[3] <= gap and gap + other[3] <= one[2]
 
@@ -94,7 +95,7 @@ def same_elements(x: Tensor, y: Tensor) -> bool:
 
 
 def writable(name: str, value: Tensor) -> None:
-    """Check that no two elements share memory: the kernel could write either last."""
+    """Check that no two elements of a tensor share memory, because a kernel could write either last."""
     if overlaps_itself(value):
         raise ValueError(f"{name} must not overlap itself, got {list(value.shape)} strides {list(value.stride())}")
 
@@ -108,7 +109,7 @@ def no_overlap(name: str, value: Tensor, cure: str | bool = "", /, **others: Any
 
 
 def _terms(pairs: list[tuple[int, int]]) -> Terms:
-    """Return terms with the sums that `pairs` have; neighbouring strides are merged if their sums leave no gap."""
+    """Terms that have the same sums as `pairs`.  Neighbouring strides are merged if their sums leave no gap."""
     terms: list[tuple[int, int]] = []
     for stride, most in sorted(pair for pair in pairs if 0 not in pair):
         before, reached = terms[-1] if terms else (stride, 0)
@@ -132,7 +133,10 @@ def _range(x: Tensor) -> tuple[int, int]:
 
 
 class _Search:
-    """Search for integers 0 <= x_i <= most_i with sum x_i * stride_i = target; True also after `STEPS` steps."""
+    """A search for integers 0 <= x_i <= most_i with sum x_i * stride_i = target.
+
+    finds: whether there are such integers; True also after `STEPS` steps.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
@@ -155,6 +159,6 @@ class _Search:
 
 
 def written_scale(name: str, scale: Any, **others: Any) -> None:
-    """Check a scale by token that a call writes: its numbers lie apart, and apart from all else."""
+    """Check a scale by token that a call writes: no two of its numbers share memory, and none does with `others`."""
     writable(name, scale)
     no_overlap(name, scale, **others)

@@ -17,7 +17,7 @@ STARTS, IDS = "indptr of page_table", "indices of page_table"
 def admit_page_table(door: Door, page_table: Any, page_starts: Any, seq_lens: Any) -> None:
     """Check a dense or ragged page table, and seq_lens.
 
-    page_starts: indptr of a ragged table, whose indices are then page_table; None: a dense one.
+    page_starts: indptr of a ragged table.  page_table is then its indices.  None: the table is dense.
     """
     if page_starts is not None and not isinstance(page_starts, Tensor) and not isinstance(page_table, Tensor):
         page_table, page_starts = [page_starts, page_table], None  # lists of two rows, not a pair of tensors
@@ -35,7 +35,7 @@ def admit_page_table(door: Door, page_table: Any, page_starts: Any, seq_lens: An
 
 
 def admit_ragged(door: Door, indptr: Any, indices: Any) -> None:
-    """Check a ragged table of any strides; indptr settles the number of sequences if no tensor has."""
+    """Check a ragged table of any strides.  indptr settles the number of sequences if no tensor has yet."""
     if "seqs" in door.sizes:
         door.sizes["seqs + 1"] = door.sizes["seqs"] + 1
     door.place(STARTS, indptr, INTEGER)
@@ -53,7 +53,7 @@ def check_ragged(
 ) -> None:
     """Check that rows of live sequences lie within `indices`, and name pages of the cache for keys [first, end).
 
-    starts: indptr [seqs + 1].  length, first, end and live: [seqs].  With a shard, first and end number own keys.
+    starts: indptr [seqs + 1].  length, first, end and live: [seqs].  With a shard, first and end count own keys.
     """
     ids, bounds, count = indices.cpu(), starts.cpu().long(), axes.max_pages
     begin, past = bounds[:-1], bounds[1:]

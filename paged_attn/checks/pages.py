@@ -18,7 +18,7 @@ from .swapped import LAYOUTS
 VALUES = "HDN"  # x-packed values
 LAYOUT_OF_ROWS = LAYOUTS | {VALUES: ("pages", "kv_heads", "head_dim", "page_size")}
 BYTES = tuple([x for x in SCALED if x != INT4])
-GATHERED = (*FLOAT, *BYTES)  # what gather_pages can multiply by a scale
+GATHERED = (*FLOAT, *BYTES)  # dtypes that gather_pages can convert or multiply by a scale
 SCALES = (*FLOAT32, torch.float16)
 
 
@@ -39,7 +39,7 @@ def listed(name: str, caches: Any) -> list[Tensor]:
 
 
 def check_in_trace(page_axis: Any, check: Any, scale: Any = None) -> None:
-    """Check what the schema of an operator would convert."""
+    """Check arguments whose types the schema of an operator would convert."""
     integer("page_axis", page_axis, 0, "an int")
     if check is not None:
         boolean("check", check, "True, False or None")
@@ -51,9 +51,9 @@ def check_in_trace(page_axis: Any, check: Any, scale: Any = None) -> None:
 
 
 def check_moves(sources: Any, targets: Any, src: Any, dst: Any, page_axis: Any) -> tuple[int, int]:
-    """Check all that the host knows of a call; returns the numbers of pages of sources and targets.
+    """Check all that the host knows of a call of copy_pages or move_pages.
 
-    targets is None: the sources themselves are written.
+    Returns the numbers of pages of sources and targets.  targets is None: the sources themselves are written.
     """
     integer("page_axis", page_axis, 0, "an int")
     name = "caches" if targets is None else "sources"
@@ -85,7 +85,7 @@ def _named(name: str, tensors: Any) -> list[tuple[str, Any]]:
 
 
 def _admit(given: Sequence[tuple[str, Any]], page_axis: int) -> int:
-    """Check tensors of one argument, on one device; returns their number of pages."""
+    """Check that tensors of one argument have one device and number of pages; returns this number."""
     door = Door()
     for name, x in given:
         if not isinstance(x, Tensor):
@@ -101,7 +101,10 @@ def _admit(given: Sequence[tuple[str, Any]], page_axis: int) -> int:
 
 
 def _check_alike(given: Sequence[tuple[str, Tensor]], into: Sequence[tuple[str, Tensor]], page_axis: int) -> None:
-    """Check that targets are as many as sources, each of its source's shape, on the host or on the sources' device."""
+    """Check that targets match sources: in number, dtype and shape, on the host or on the source's device.
+
+    Targets may share no memory with sources.
+    """
     if len(given) != len(into):
         raise refused("targets", f"{len(given)} tensors, as many as sources", len(into))
     for (source_name, source), (name, target) in zip(given, into):
@@ -123,9 +126,9 @@ def _check_alike(given: Sequence[tuple[str, Tensor]], into: Sequence[tuple[str, 
 
 
 def _check_apart(given: Sequence[Tensor], into: Sequence[tuple[str, Tensor]]) -> None:
-    """Check that no two targets share memory, for either could be written last.
+    """Check that no two targets share memory, because either could be written last.
 
-    Layers may share a cache: one source and one target given twice get the same bytes twice.
+    Layers may share a cache.  So a target may be given twice with the same source, and gets the same bytes twice.
     """
     for i, j in pairs_that_meet([x for _, x in into]):
         (name, target), (other_name, other) = into[j], into[i]
@@ -142,7 +145,7 @@ def refuse_pageable(name: str, x: Tensor) -> None:
 
 
 def check_pairs(src: Tensor, dst: Tensor, pages: int, count: int, within: bool) -> None:
-    """Check page ids on the host.  within: pages are copied within the same caches."""
+    """Check page ids, which are read back.  within: pages are copied within the same caches."""
     given, into = src.cpu().long(), dst.cpu().long()
     live = (given >= 0) & (into >= 0)
     for name, ids, most in (("src", given, pages), ("dst", into, count)):
@@ -164,7 +167,7 @@ def check_pairs(src: Tensor, dst: Tensor, pages: int, count: int, within: bool) 
 
 
 def rows_of(out: Any, cache: Any, seq_lens: Any, kv_layout: Any, tokens: Any, dtype: Any, scale: Any = None) -> Tensor:
-    """`out` if it is given, checked beside tokens and dtype; else memory for the rows of a call of gather_pages."""
+    """Memory for the rows of gather_pages: `out`, compared with tokens and dtype, or a new tensor if out is None."""
     tokens = unboxed(tokens)
     integer("tokens", tokens, 0)
     if dtype is not None and not isinstance(dtype, torch.dtype):
@@ -209,7 +212,7 @@ def shape_of_rows(cache: Any, kv_layout: Any) -> tuple[int, int]:
 def check_gather(
     cache: Any, page_table: Any, page_starts: Any, seq_lens: Any, out: Any, kv_layout: Any, scale: Any
 ) -> Door:
-    """Check all that the host knows of a call; returns the sizes of its axes."""
+    """Check all that the host knows of a call of gather_pages; returns the Door with the sizes of its axes."""
     heads, dims = shape_of_rows(cache, kv_layout)
     door = Door()
     axes = PACKED if cache.ndim == 5 else LAYOUT_OF_ROWS[kv_layout]
@@ -247,7 +250,7 @@ def _check_scale(door: Door, scale: Tensor, order: str) -> None:
 
 
 def check_rows(door: Door, page_table: Tensor, page_starts: Tensor | None, seq_lens: Tensor) -> None:
-    """Check lengths and page ids on the host."""
+    """Check lengths and page ids, which are read back."""
     size, pages, tokens = (door.sizes[name] for name in ("page_size", "pages", "tokens"))
     lengths, table = seq_lens.cpu().long().clamp(min=0), page_table.cpu().long()
     if page_starts is None:

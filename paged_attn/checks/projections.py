@@ -21,11 +21,11 @@ PACKED = "[tokens, (heads + 2 * kv_heads) * head_dim]"
 class Projections(NamedTuple):
     """Arguments of write_qkv that are or may be tensors, in the order of a launch's slots."""
 
-    q: Any  # with k = v = None: the packed tensor
+    q: Any  # the packed tensor, if k and v are None
     k: Any
-    v: Any  # of latents: the latent, and k is the part of the keys that is rotated
+    v: Any  # with v_cache = None: the latent; k is then the part of the keys that is rotated
     k_cache: Any
-    v_cache: Any  # None: of latents
+    v_cache: Any  # None: k_cache is a latent cache
     slot_mapping: Any
     positions: Any
     cos_sin: Any
@@ -34,7 +34,7 @@ class Projections(NamedTuple):
     k_scale: Any
     v_scale: Any
     q_scale: Any
-    q_out: Any  # None: in a new tensor, or in place
+    q_out: Any  # None: queries go to a new tensor, or stay in place
 
     @property
     def packed(self) -> bool:
@@ -58,7 +58,7 @@ class Rotation(NamedTuple):
 def check_projections(given: Projections, options: Rotation) -> Axes:
     """Check all that the host knows about a call of write_qkv; returns the sizes of its axes.
 
-    head_dim of the sizes is that of the queries, also of latents.
+    Axes.head_dim is the dims of queries: with v_cache = None rope_dim, and not the width of a key.
     """
     door = Door()
     if isinstance(given.k_cache, Tensor) and given.k_cache.dtype == INT4:
@@ -102,7 +102,7 @@ def check_projections(given: Projections, options: Rotation) -> Axes:
 
 
 def _check_heads(door: Door, given: Projections, kv_layout: Any) -> None:
-    """Check queries, keys, values and caches against each other; settles heads."""
+    """Check queries, keys, values and caches against each other, and settle the size of heads."""
     sizes = door.sizes
     if given.packed:
         if given.latent:
@@ -149,7 +149,7 @@ def _heads_of(door: Door) -> int:
 
 
 def _check_rotation(door: Door, given: Projections, options: Rotation, head_dim: int) -> None:
-    """Check what is rotated by which angles."""
+    """Check interleaved, cos_sin, positions and mrope_sections."""
     boolean("interleaved", options.interleaved)
     positions, table, sections = given.positions, given.cos_sin, options.mrope_sections
     if table is None:
@@ -232,7 +232,8 @@ def three(qkv: Sequence[Any]) -> Sequence[Any]:
 def packed_shape(qkv: Tensor, k_cache: Tensor, kv_layout: str) -> tuple[int, int, int]:
     """Shape of the queries of a packed tensor: [tokens, heads, head_dim].
 
-    A trace has made no check before, so what gives no shape is refused here; the call outside of a graph says why.
+    A trace has checked nothing before, so tensors that give no shape are refused here.  Outside of a graph, the checks
+    of the call say more.
     """
     packed = k_cache.ndim == 5
     if qkv.ndim != 2 or k_cache.ndim not in (4, 5):

@@ -1,7 +1,7 @@
 """Detection of the wrong kv_layout, in which page_size and kv_heads are swapped.
 
 If the swapped sizes do not fit the call, the error says how the cache was read.  If they happen to fit, only
-max_seqlen_k can reveal the mistake: `looks_swapped` runs at the first call of some shapes, and not at later ones.
+max_seqlen_k can reveal the mistake.  `looks_swapped` runs at the first call of given shapes, and not at later ones.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ LAYOUTS = {
     "HND": ("pages", "kv_heads", "page_size", "head_dim"),
 }
 OTHER = {"NHD": "HND", "HND": "NHD"}
-LEAST = 16  # nearly all engines have pages of at least 16 tokens; nearly all models have fewer KV heads on a device
+LEAST = 16  # nearly all engines have at least 16 tokens in a page, nearly all models less than 16 KV heads on a device
 
 
 def reading(kv_layout: str, shape: Sequence[int], fits: bool) -> str:
-    """Text: how a 4-D cache was read.  fits: the other layout would fit the call, and the text says so."""
+    """How a 4-D k_cache was read, in words.  fits: the text also says that the other layout would fit the call."""
     read = f"k_cache was read as {kv_layout}: [{', '.join(LAYOUTS[kv_layout])}] = {list(shape)}"
     return read + f", and would fit as kv_layout={OTHER[kv_layout]!r}" * fits
 
@@ -32,7 +32,7 @@ def shares_out(heads: int, kv_heads: int) -> bool:
 def looks_swapped(heads: int, kv_heads: int, page_size: int, max_pages: int, max_seqlen_k: int) -> bool:
     """Whether a call whose sizes fit was probably meant in the other layout.
 
-    All conditions must hold, because some correct call meets each of them alone:
+    All of these conditions must hold, because some correct calls meet one or another alone:
     - pages have fewer than LEAST tokens, and kv_heads is a multiple of LEAST;
     - heads is a multiple of page_size, which would be kv_heads in the other layout;
     - a row of the page table holds fewer keys than max_seqlen_k;

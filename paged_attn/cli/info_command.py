@@ -1,6 +1,7 @@
 """`paged-attn info`: installed versions, the device, kernels in use, and hosts.
 
-All answers take milliseconds: torch and Triton are imported only where nothing else can tell.
+Most answers take milliseconds.  The command imports torch, which takes seconds, only to find a ROCm GPU and to tell
+whether a newer Triton has been tried.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Peers:
         """Keep this rank's memory `own`, which holds zeros, and the address of every rank's memory."""
         self._own = own
         self._addresses = tuple(addresses)
-        # the turn of each program, then FAILED: 1 once a rank did not answer
+        # Each program's turn, 0 or 1 in alternate calls, then FAILED, which is 1 once a rank did not answer.
         self._turns = torch.zeros(MAX_PROGRAMS + 1, dtype=torch.int32, device=own.device)
         self._process = os.getpid()
         self._word = torch.zeros(1, dtype=torch.int32, pin_memory=own.is_cuda)

@@ -31,7 +31,7 @@ from ..records.plan import Launch
 
 
 class KnownBatch(NamedTuple):
-    """Lengths of every sequence, and which keys all queries see."""
+    """Lengths of every sequence, and the bounds on the keys that a query sees."""
 
     query_lens: Sequence[int]
     seq_lens: Sequence[int]
@@ -44,26 +44,28 @@ class CountedBlock(NamedTuple):
     tokens: int
     siblings: int  # blocks of its sequence
     first_tile: int  # first tile that the sequence's queries see
-    tiles: int  # tiles that the sequence's queries see: the block's length on the line of tiles, unless padded
+    # tiles that the sequence's queries see; also the block's length on the line, unless `_whole_size` makes it longer
+    tiles: int
     visited: int  # tiles that the block's own queries see
 
 
 class CutSummary(NamedTuple):
-    """A launch's work for one KV head, except `parts` of a line or a counter, which are of all KV heads.
+    """A launch's work for one KV head.  With schedule "line" or "counter", `parts` counts shares or items of all heads.
 
-    Along a line of all heads, a block's cuts may differ between heads.  Then `pieces` and `rows` are averages.
+    Along a line of all heads, a block's cuts may differ between heads.  Then `cut`, `pieces` and `rows` are averages,
+    rounded up.
     """
 
     sequences: int
     blocks: int
     tiles: int  # visited
-    schedule: str  # a program per block: "blocks" | even shares of a head: "shares", of all heads: "line" | "counter"
+    schedule: str  # "blocks": a program per block; "shares", "line": even shares of one or all heads; "counter": items
     parts: int  # shares that have work, or items
-    least: int  # tiles of the smallest share
-    most: int  # tiles of the largest share, or of an item at most
+    least: int  # tiles of the smallest share or block; 0 for items
+    most: int  # tiles of the largest share, block or item
     cut: int  # blocks that are cut
     pieces: int  # pieces of these blocks
-    rows: int  # states that the pieces leave
+    rows: int  # rows of the states that the pieces leave
 
 
 NO_BLOCK_IS_CUT = PieceSizes(1 << 30, 1 << 30, 0, 0, 0)
@@ -90,7 +92,7 @@ def blocks_of(launch: Launch, batch: KnownBatch) -> Iterator[CountedBlock]:
         if not max(1, launch.shortest) <= query_len <= launch.longest:
             continue
         context = seq_len - query_len
-        gap = -max(context, 0) % shape.TILE if shape.APART else 0  # before new keys, in tiles of their own
+        gap = -max(context, 0) % shape.TILE if shape.APART else 0  # unused rest of the last cached tile
         first_tile = _tile_of(own(bounds.first_key(context)), context, gap, shape.TILE)
         tiles = max(1, _tiles_before(own(seq_len), context, gap, shape.TILE) - first_tile)
         for first in reversed(range(0, query_len, shape.BLOCK_Q)):
@@ -113,7 +115,10 @@ def _counted(
     launch: Launch, batch: KnownBatch, blocks: Sequence[CountedBlock], schedule: str, parts: int, least: int, most: int,
     counts: Sequence[tuple[CountedBlock, int]], lines: int = 1,
 ) -> CutSummary:  # fmt: skip
-    """Sums over all blocks; `counts` has (block, pieces) with each block `lines` times."""
+    """The CutSummary of all blocks.
+
+    counts: (block, number of its pieces), with `lines` entries for each block: one, or one for each KV head.
+    """
     cuts = [(block, count) for block, count in counts if count > 1]
     return CutSummary(
         sequences=sum(max(1, launch.shortest) <= length <= launch.longest for length in batch.query_lens),

@@ -1,7 +1,7 @@
 """Scratch memory between the programs of one call: states of cut blocks, and counters of pieces that have arrived.
 
-A counter must be zero when a launch begins, and every launch leaves its counters at zero.  So memory is zeroed once,
-and only sharing matters.
+A counter must be zero when a launch begins, and every launch leaves its counters at zero.  So counters are zeroed once,
+when they are allocated.  Launches that may run at the same time must not share counters or states:
 
 - Eager calls on one stream follow one another, so they share counters and states.  Two overlapping launches of one
   call have different rooms.
@@ -24,12 +24,13 @@ from torch import Tensor
 
 from .locks import left_free
 
-# Counters that an arena grows by: 4 MiB.  With 132 multiprocessors this suffices for some 7000 captured decodes.  With
-# one or two KV heads, 2600 decodes (fp8: 1300).  Prefills whose blocks may be cut: 490.
+# Counters that an arena grows by: 4 MiB.  On 132 multiprocessors this suffices for about
+# - 7000 captured decodes, or 2600 with one or two KV heads (1300 in fp8),
+# - 490 captured prefills whose blocks may be cut.
 COUNTERS_PER_CHUNK = 1 << 20
 OWN_ALIGNMENT = 512  # bytes; TMA needs 16, and cache lines have 128
-MAX_ROOMS_PER_DEVICE = 8  # kept rooms: as many streams as may well be at work at the same time
-# float32 elements of states in all kept rooms, 256 MiB.  Even shares of an H200 use a fortieth to a quarter of it.
+MAX_ROOMS_PER_DEVICE = 8  # kept rooms, one a stream; more streams are rarely at work at the same time
+# float32 elements of states in all kept rooms, 256 MiB.  A launch in even shares uses 1/40 to 1/4 of them on an H200.
 MAX_STATES_PER_DEVICE = 1 << 26
 MAX_STATES_PER_ROOM = MAX_STATES_PER_DEVICE // 2  # float32 elements of one call's states; larger ones are not kept
 
@@ -37,7 +38,7 @@ MAX_STATES_PER_ROOM = MAX_STATES_PER_DEVICE // 2  # float32 elements of one call
 class Need(NamedTuple):
     """Scratch memory that a launch needs, in elements."""
 
-    states: int  # float32; the int32 numbers that tell how blocks are cut count, too
+    states: int  # elements of 4 bytes: float32 states, and int32 numbers that tell how blocks are cut
     counters: int  # int32, zero between launches
     two: bool = False  # two launches share the states: the second reads what the first has written
 
@@ -87,11 +88,11 @@ class Room(NamedTuple):
     counters_at: int = 0
     states_size: int = 0
     counters_size: int = 0
-    arena: Any = None  # the device's arena, in a room that eager calls share
+    arena: Any = None  # the device's arena; None in a captured call's room
 
 
 class Own(NamedTuple):
-    """Tensors that the launches of one call hand to each other, side by side in memory of the call's own."""
+    """Layout of tensors that launches of one call hand to each other: side by side in one allocation for each call."""
 
     likes: tuple[Tensor, ...]  # meta tensors
     begins: tuple[int, ...]  # offset of each, bytes
@@ -107,7 +108,7 @@ def side_by_side(likes: Sequence[Tensor]) -> Own:
 def memory_of(own: Own, device: torch.device) -> Tensor:
     """Memory for one call, from the graph's pool during capture.
 
-    torch gives the memory to later work on this stream only, behind this call's launches.
+    Once the memory is freed, torch reuses it only for later work on this stream, which runs after this call's launches.
     """
     return _empty(own.size, torch.uint8, device)
 
@@ -153,11 +154,13 @@ def arena(device: torch.device) -> Arena:
 
 
 def _make(place: Place, room: Room | None, states: int, counters: int, device: torch.device) -> Room:
-    """Make a room of at least these sizes and the old room's, and grow the arena, so that the call may be captured.
+    """Make a room of at least these sizes; a kept room is also at least as large as the place's old room.
 
-    If the device already keeps as many rooms as it may, the oldest room goes only to a place that asks twice within a
-    few calls.  Otherwise a hundred streams in turn would have rooms made to be kept, which takes longer, and use none
-    of them again.
+    An arena that runs low grows first, so that later captures find counters.
+
+    If the device's kept rooms are at their limit, a place first gets a room that is not kept.  If the place asks again
+    within a few calls, its room is kept, and the oldest rooms are dropped.  A hundred streams in turn thus make no
+    kept rooms, which take longer to make and would not be used again.
     """
     if arena(device).low:
         arena(device).grow()
@@ -207,10 +210,10 @@ def _empty(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 # ---- kept memory ---------------------------------------------------------------------------------
 
-# Around a call, torch may take memory from a pool that must not be kept: a pool of the user, or the pool of a graph
-# that torch.compile warms up.  A pool applies to the calling thread (torch 2.13) or to the current stream (earlier
-# versions).  Modes of the calling thread may change how tensors are made.  So another thread allocates, on another
-# stream.
+# During a call, torch may allocate from a special pool: a pool of the user, or the pool of a graph that torch.compile
+# warms up.  Kept memory must not come from a special pool.  Such a pool applies to the calling thread (torch 2.13) or
+# to the current stream (earlier versions).  Modes of the calling thread may change how tensors are made.  So another
+# thread allocates, on another stream.
 
 
 def kept_memory(make: Make, device: torch.device) -> tuple[Tensor, ...]:

@@ -22,10 +22,10 @@ with contextlib.suppress(ImportError):  # Gluon's are of a class of their own
 
 
 class Hole:
-    """Stands for one tensor of a call: has the tensor's attributes while records are built, and its slot number.
+    """Stands for one tensor of a call: has a slot number and, inside `arguments_for`, the tensor's attributes.
 
-    Records are kept for later calls and must not keep tensors alive.  So a Hole refers to the list of tensors, which
-    `arguments_for` empties at its end.
+    Kernel arguments (records, which are named tuples) are kept for later calls and must not keep tensors alive.  So a
+    Hole refers to the list of tensors, which `arguments_for` empties at its end.
     """
 
     __slots__ = ("dtype", "held", "slot")
@@ -34,7 +34,8 @@ class Hole:
         self.slot, self.held, self.dtype = slot, held, dtype
 
     def __getattr__(self, name: str) -> Any:
-        # hasattr needs an AttributeError: some hosts call it for every value of every module, STREAM included
+        # An AttributeError makes hasattr return False.  Some hosts call hasattr on every value of every module, and so
+        # on STREAM.
         if name in Hole.__slots__ or not 0 <= self.slot < len(self.held):
             raise AttributeError(name)
         return getattr(self.held[self.slot], name)
@@ -69,7 +70,7 @@ class Placed(Hole):
         return self.like.dtype.itemsize if self.dtype is None else self.dtype.itemsize
 
 
-STREAM = Hole(-1)  # the stream of a launch: the last of its addresses
+STREAM = Hole(-1)  # the stream of a launch; slot -1, because the stream is the last address
 
 
 @contextlib.contextmanager
@@ -87,7 +88,7 @@ def fill(arg: Any, tensors: Sequence[Any]) -> Any:
     """Records with these tensors in place of Holes."""
     if isinstance(arg, Hole):
         tensor = tensors[arg.slot]
-        # view() to wider elements also checks the strides of axes of one element, so `settled` replaces these first
+        # view() to wider elements also checks strides of axes of size 1, so `settled` first replaces these strides
         return tensor if arg.dtype in (None, tensor.dtype) else settled(tensor).view(arg.dtype)
     if isinstance(arg, Descriptors):
         return _with_base(arg, fill(arg.base, tensors))
@@ -176,6 +177,6 @@ class AtAddress:
         return lambda address: encode(_with_base(self.descriptor, _Address(address)), number)
 
 
-@functools.lru_cache(maxsize=1 << 12)  # for all launches together: each layer of a model has a cache
+@functools.lru_cache(maxsize=1 << 12)  # for all launches together, each with one address for each layer's KV cache
 def _at(form: AtAddress, address: int) -> Any:
     return _with_base(form.descriptor, _Address(address))

@@ -1,8 +1,8 @@
 """The dialects of kernels, best first.  Each is a module `kernels/<name>/dialect.py` with the functions of Dialect.
 
-Stages before the kernels find dialects by these names alone.  A new dialect is a folder under `kernels/` and a name
-here.  Plain torch makes no plans: it computes a call directly from its tensors.  This file imports Triton only when a
-Triton dialect is asked for.
+The planner and all code that uses a plan find dialects by these names alone.  A new dialect is a folder under
+`kernels/` and a name here.  Plain torch makes no plans: it computes a call directly from its tensors.  This file
+imports Triton only when a Triton dialect is asked for.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class Dialect(Protocol):
         """Features that a call asks for and the dialect's kernels lack; empty if they cover the call."""
 
     def copies(self, problem: Problem) -> Copies | None:
-        """Whole pages into which a call's keys are copied first; None: copying cannot help or pay."""
+        """Whole pages into which a copy launch brings a call's keys and values before its other launches.
+
+        None: a copy is impossible, not needed, or not worth its time.
+        """
 
     def launches(self, problem: Problem) -> tuple[Launch, ...]:
         """Launches of a covered call; a launch may belong to another dialect (`Launch.dialect`)."""
@@ -76,7 +79,10 @@ class Dialect(Protocol):
         """Whether the kernel multiplies fp8 operands."""
 
     def compiled(self, launch: Launch) -> tuple[Any, ...]:
-        """Key of a launch's compiled kernel: for equal tensors, launches with equal keys run one compiled kernel."""
+        """Cache key of a launch's compiled kernel.
+
+        Over equal tensors, two launches with equal cache keys run the same compiled kernel.
+        """
 
 
 class Direct(Protocol):
@@ -102,7 +108,7 @@ class Direct(Protocol):
         v_scale: Any, q_scale: Any, q_out: Tensor, kv_layout: str, interleaved: bool,
         mrope_sections: Sequence[int] | None, eps: float, norm_offset: float, part: str | None,
     ) -> None:  # fmt: skip
-        """Write q_out, which may be q, and keys and values, or only keys if `part` is "keys"."""
+        """Write q_out, which may be q, and write keys and values to the caches.  `part` = "keys": write no values."""
 
     def merge_states(self, out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:
         """Merge states `outs` and `lses`, and sinks, into out and lse."""

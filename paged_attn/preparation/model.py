@@ -56,7 +56,7 @@ class _Written(NamedTuple):
     head_windows: bool = False
     side_by_side: bool = False  # values of a slot lie behind its keys, in one cache
     page_stride: int = 0  # slots from a page's first slot to the next page's first slot; 0: page_size
-    qkv: str | None = None  # form of qkv in calls of write_qkv, of QKV; None: there are no such calls
+    qkv: str | None = None  # form of qkv in calls of write_qkv: "packed" or "separate"; None: there are no such calls
     rotary_dim: int | None = None  # columns of cos_sin; 0: nothing is rotated; None: the dims of q
     interleaved: bool = False
     mrope_sections: tuple[int, int, int] | None = None
@@ -77,7 +77,7 @@ class _Written(NamedTuple):
 
     @property
     def why_not_int4(self) -> str | None:
-        """What an int4 cache of this model would lack, in words; None: nothing, or the cache is no int4."""
+        """Why this model cannot have an int4 cache, in words; None: it can, or its cache has another dtype."""
         if self.cache_dtype != INT4:
             return None
         if self.scales != "per_token":
@@ -131,7 +131,8 @@ def batches_up_to(
     bounds = sorted({min(-(-keys // bucket) * bucket, max_seqlen) for keys in spread(max_seqlen)})
     for seqs, keys in itertools.product(spread(max_seqs, past=max_seqs), bounds):
         yield Lengths(False, seqs, seqs, 1, keys)
-        # one sequence: plans depend on how its blocks fill the last round of programs; 3 and 3.2 rounds differ by 7%
+        # With one sequence, plans depend on how full its blocks make the last round of programs.  3 and 3.2 rounds
+        # differ by only 7% of the tokens, so 16 sizes are tried from one power of two to the next.
         fine = spread(max_tokens, steps=16) if seqs == 1 else []
         for longest in {*spread(max_tokens, past=64), max(1, max_tokens // seqs), min(decode, max_tokens), *fine}:
             least, most = longest + seqs - 1, min(seqs * longest, max_tokens)
@@ -235,7 +236,7 @@ def _page_table(model: Model, batch: Lengths) -> Any:
 
 
 def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Caches of the model's layout, and their scales by token, of "k" and "v", if they have such; not filled."""
+    """(k_cache, v_cache, scales by token as {"k": ..., "v": ...}), not filled; {} if the model has no such scales."""
     page, kv_heads, dim, value_dim = model.page_size, model.kv_heads, model.head_dim, model.value_width
     if model.cache_dtype == INT4:
         dim, value_dim = dim // 2, value_dim // 2
@@ -281,7 +282,7 @@ def new_dtype(model: Model) -> torch.dtype:
 
 
 def spread(most: int, past: int = 0, steps: int = 2) -> list[int]:
-    """Sizes 1, 2, 3, 4, 6, 8, 12 ... most, ascending: powers of two, and sizes at which planners decide otherwise.
+    """Sizes 1, 2, 3, 4, 6, 8, 12 ... most, ascending: powers of two, and sizes between them.  Plans may change there.
 
     past: powers up to this one bring their neighbours, power - 1 and power + 1.  steps: number of sizes from one power
     to the next.

@@ -1,7 +1,7 @@
-"""Whole pages to which a call's keys and values are copied, for launches that read only whole pages.
+"""Whole pages to which a call's keys and values are copied, for launches that cannot read them in the cache itself.
 
-The pages of a sequence lie side by side, and each sequence has as many as the longest may need.  So arithmetic finds a
-page.
+The pages of a sequence lie side by side, and all sequences have equally many, enough for the longest.  So the number of
+a page follows from its sequence and its place there, without a search.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ class Copies(NamedTuple):
     """Two caches [most * pages, PAGE, kv_heads, dims] and a page table [seqs, pages]."""
 
     seqs: int
-    most: int  # most sequences of `shortest` query tokens or more, one after another in the copies; seqs: all, in order
-    pages: int  # of each sequence
-    shortest: int  # fewest query tokens of sequences that are served
+    # Number of sequences that have pages.  seqs: all sequences, in order.  Less: the most that can have `shortest`
+    # query tokens or more.  Then only such sequences have pages, in order.
+    most: int
+    pages: int  # pages of each sequence
+    shortest: int  # fewest query tokens of sequences that the launches over copies serve
     from_page: int  # slots of a page of the call's cache
     kv_heads: int
     head_dim: int
     value_dim: int
-    dtype: torch.dtype  # of the cache, or of 16 bits: numbers times their scales by token
-    native: bool  # the device converts e4m3
+    dtype: torch.dtype  # that of the cache, or one of 16 bits, in which numbers include their scales by token
+    native: bool  # the device has instructions that convert e4m3
     dependent: bool  # launches may begin before the launch ahead has ended
     stripes: Stripes | None  # how keys lie over ranks; None: each rank has all keys
 
@@ -50,7 +52,7 @@ class Copies(NamedTuple):
 
 
 def copies_of(p: Problem) -> Copies:
-    """Pages for all keys that a call may have; the host knows no lengths, so each sequence counts as the longest."""
+    """Pages for all keys that a call may have.  The host knows no lengths, so each sequence counts as the longest."""
     return Copies(
         seqs=p.seqs,
         most=p.seqs,
@@ -68,7 +70,7 @@ def copies_of(p: Problem) -> Copies:
 
 
 def over(p: Problem, copies: Copies) -> Problem:
-    """The problem of the launches that read the copies: only place and type of keys and values differ."""
+    """The problem of launches that read the copies.  Only the layout, dtype and scales of keys and values differ."""
     keys, values, _ = copies.tensors()
     return p._replace(
         page_size=PAGE,

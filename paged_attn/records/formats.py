@@ -1,10 +1,10 @@
-"""Facts from dtypes and shapes of caches, and rounding up, without Triton."""
+"""Facts about dtypes and shapes of caches, and integers rounded up, without Triton."""
 
 import torch
 
-INT4 = torch.uint8  # of caches: a byte has two dims, the earlier one in its lower bits, as 0 to 15
-# Bits behind sign and exponent of formats of a byte or less, which are passed to kernels as bytes; int8 and int4 have
-# no exponent.
+INT4 = torch.uint8  # dtype of int4 caches: a byte has two dims, 0 to 15 each, the earlier one in its lower bits
+# Bits behind sign and exponent of formats of a byte or less.  int8 and int4 have no exponent.  Kernels get such tensors
+# as bytes, and this number as the name of the format (`Rows.FP8`).
 MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2, torch.int8: 7, INT4: 4}
 # Largest number of each format.  A cache holds number / scale.  int8 is symmetric: -128 is read, but never written.
 # int4 holds number / scale + zero point.
@@ -18,7 +18,7 @@ def is_fp8(dtype: torch.dtype) -> bool:
 
 
 def is_scaled(dtype: torch.dtype) -> bool:
-    """Whether caches of this type have scales: fp8, int8 and int4."""
+    """Whether caches of this dtype have scales: fp8, int8 and int4."""
     return dtype in LARGEST
 
 
@@ -28,7 +28,7 @@ def dims_of(cache: torch.Tensor) -> int:
 
 
 def in_words(x: torch.Tensor) -> torch.Tensor:
-    """The elements as integers of as many bytes, because torch and Triton know few operations on rare dtypes."""
+    """View elements as integers of as many bytes, because torch and Triton know few operations on rare dtypes."""
     word = WORDS.get(x.dtype.itemsize)
     return x if word is None else x.view(word)
 

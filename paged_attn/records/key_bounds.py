@@ -1,4 +1,4 @@
-"""Bounds on the keys that a query sees by its position, on the host; kernels/common/bounds.py is the device's form.
+"""Bounds on the keys that a query sees by its position, on the host.  kernels/common/bounds.py has them on the device.
 
 The planner, checks of page ids, and counts and cuts of `explain` use this file.
 """
@@ -19,7 +19,7 @@ class KeyBounds(NamedTuple):
     left: int = -1
     right: int = -1
     chunk: int | None = None  # as in paged_attention
-    positions: bool = False  # query_positions are given; `right` and ends of keys go by index in the sequence
+    positions: bool = False  # query_positions are given; `right` and `end_of_keys` then count places, not positions
     shard: tuple[int, int, int] | None = None  # as in paged_attention
 
     @property
@@ -46,7 +46,7 @@ class KeyBounds(NamedTuple):
         return end
 
     def shows(self, pos: Tensor, key_pos: Tensor) -> Tensor:
-        """Whether queries at pos see keys at key_pos, which may lie before position 0."""
+        """Whether queries at pos see keys at key_pos.  Keys may lie before position 0."""
         visible = torch.ones((), dtype=torch.bool, device=pos.device)
         if self.left >= 0:
             visible = visible & (key_pos >= pos - self.left)
@@ -57,7 +57,7 @@ class KeyBounds(NamedTuple):
         return visible
 
     def own_before(self, pos: Position) -> Position:
-        """Number of this rank's keys before a position.  Without a shard every key is its own."""
+        """Number of this rank's keys before a position; without a shard the position itself."""
         if self.shard is None:
             return pos
         rank, world, stripe = self.shard
@@ -73,7 +73,7 @@ class KeyBounds(NamedTuple):
         return number // stripe * (stripe * world) + rank * stripe + number % stripe
 
     def most_own(self, keys: int) -> int:
-        """The most keys that a rank has among `keys` consecutive positions.  keys < 0 means any number of keys."""
+        """The most keys that a rank has among `keys` consecutive positions; keys < 0 (any number) is returned."""
         if self.shard is None or keys < 0:
             return keys
         _, world, stripe = self.shard
@@ -90,7 +90,7 @@ def key_bounds_of(options: Any, positions: bool = False) -> KeyBounds:
 
 
 def visible_keys(query_len: int, seq_len: int, bounds: KeyBounds = CAUSAL) -> int:
-    """Number of keys of a sequence that at least one query sees; with a shard, only the rank's own keys count.
+    """Number of keys of a sequence that at least one query sees.  With a shard, only the rank's own keys count.
 
     Queries are the sequence's last tokens, and the last query sees the last key.
     """
@@ -112,7 +112,7 @@ def visible_pairs(query_len: int, seq_len: int, bounds: KeyBounds = CAUSAL) -> i
 
 
 def page_ids(query_len: int, seq_len: int, page_size: int, bounds: KeyBounds = CAUSAL) -> int:
-    """Number of page table entries that lead to visible keys."""
+    """Number of page table entries whose pages hold visible keys."""
     keys, last = visible_keys(query_len, seq_len, bounds), bounds.own_before(seq_len)
     return -(-last // page_size) - (last - keys) // page_size if keys else 0
 

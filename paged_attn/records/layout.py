@@ -15,14 +15,17 @@ from ..kernels.common.records import KV, KeyValues, Modifiers, PageStarts, Rows,
 from ..launching.launch import COUNTERS, STATES
 from .formats import MANTISSA
 
-# Strides of tokens and heads from which on offsets inside a block of rows need 64 bits.  Below them, 32 bits suffice
-# for 256 rows, for 128 heads (`output.MAX_HEADS_OF_NARROW_ROWS`), and for the tokens of 16 warps x 132 programs in
-# `queries.bring_queries`.
+# If a tensor's stride of tokens or of heads is at least this large, offsets inside a block of rows need 64 bits.
+# With smaller strides, 32 bits suffice for 256 rows, for 128 heads (`output.MAX_HEADS_OF_NARROW_ROWS`), and for the
+# tokens of 16 warps x 132 programs in `queries.bring_queries`.
 FAR_TOKENS, FAR_HEADS = 1 << 19, 1 << 23
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor, tl.constexpr]:
-    """(tensor to point at, FP8): fp8, int8 and int4 go as bytes; the interpreter and some targets lack fp8 types."""
+    """(tensor that kernels read, its format as in `Rows.FP8`).
+
+    Kernels read fp8, int8 and int4 as bytes, because the interpreter and some targets lack fp8 types.
+    """
     fp8 = MANTISSA.get(x.dtype, 0)
     return x.view(torch.uint8) if fp8 else x, tl.constexpr(fp8)
 
@@ -62,7 +65,7 @@ def packed_key(x: torch.Tensor) -> KV:
 
 
 def packed_value(x: torch.Tensor) -> KV:
-    """Values beside x-packed keys, [pages, kv_heads, head_dim, page_size]: runs of one dim."""
+    """Values beside x-packed keys, [pages, kv_heads, head_dim, page_size]; no neighbouring dims are contiguous."""
     stored, fp8 = _stored(x)
     page, head, run, slot = x.stride()
     align = _align(stored, page, head, run) if slot == 1 else tl.constexpr(1)
@@ -75,7 +78,7 @@ def _align(x: torch.Tensor, *steps: int) -> tl.constexpr:
 
 
 def keys(k_cache: torch.Tensor, kv_layout: str, k_scale: Any = None) -> KV:
-    """The key cache of a call; a 5-D tensor is x-packed.  k_scale: any; only one by slot belongs to the record."""
+    """The key cache of a call; a 5-D tensor is x-packed.  The record includes k_scale if that is a scale by slot."""
     if k_cache.ndim == 5:
         return _by_slot(packed_key(k_cache), k_scale, "HND")
     return _by_slot(paged(k_cache, kv_layout), k_scale, kv_layout)
@@ -84,7 +87,7 @@ def keys(k_cache: torch.Tensor, kv_layout: str, k_scale: Any = None) -> KV:
 def cache(
     k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str, k_scale: Any = None, v_scale: Any = None
 ) -> KeyValues:
-    """The caches of a call, with scales by slot if the scales are such."""
+    """The caches of a call.  The records include k_scale and v_scale if these are scales by slot."""
     if k_cache.ndim == 5:
         value = _by_slot(packed_value(v_cache), v_scale, "HND")
     else:
@@ -93,9 +96,9 @@ def cache(
 
 
 def _by_slot(kv: KV, scale: Any, order: str) -> KV:
-    """Keys or values with their scales by slot, [pages, page_size, kv_heads] in the order of NHD.
+    """Keys or values with their scale, if that is a scale by slot; otherwise `kv` unchanged.
 
-    Unchanged if the scales are other ones.
+    order: "NHD" if the axes of `scale` are [pages, page_size, kv_heads], "HND" if [pages, kv_heads, page_size].
     """
     if not scales_slots(scale):
         return kv
@@ -107,9 +110,10 @@ def _by_slot(kv: KV, scale: Any, order: str) -> KV:
 
 
 def pairable(kv: KV, head_dim: int) -> bool:
-    """Whether a cache of bytes can be read two bytes at a time: strides are even, and half a head fits a dot.
+    """Whether a cache of bytes can be read two bytes at a time.
 
-    A part of int4 is padded for a dot.
+    The address and all strides must be even.  The two bytes of a pair are of different parts of a head, and a dot
+    needs 16 dims of each part.  So head_dim must be more than 16, except over int4, where parts are padded to 16 dims.
     """
     if kv.FP8 == 0 or (head_dim <= 16 and kv.FP8 != 4):
         return False
@@ -118,7 +122,7 @@ def pairable(kv: KV, head_dim: int) -> bool:
 
 
 def pairs(cache: KeyValues, head_dim: int, value_dim: int) -> KeyValues:
-    """The cache through int16 pointers: two bytes an element, for keys and for values if they are `pairable`."""
+    """The caches as int16, with two bytes an element.  Keys or values that are not `pairable` are unchanged."""
     return KeyValues(*(_pairs(kv) if pairable(kv, n) else kv for kv, n in zip(cache, (head_dim, value_dim))))
 
 
@@ -139,7 +143,10 @@ def _pairs(kv: KV) -> KV:
 
 
 def of_known_steps(keys: KeyValues) -> KeyValues:
-    """Strides of slots as constexprs: addresses of a tile's rows then differ by constants, and take one register."""
+    """Keys and values with a constexpr stride of slots.
+
+    Addresses of a tile's rows then differ by constants, and take one register.
+    """
     return KeyValues(*(kv._replace(stride_slot=tl.constexpr(kv.stride_slot)) for kv in keys))
 
 
@@ -151,12 +158,12 @@ def of_one_head(keys: KeyValues) -> KeyValues:
 
 
 def page_starts(page_table: torch.Tensor, starts: torch.Tensor | None) -> PageStarts | None:
-    """Where rows of a ragged page table start in its list of page ids; None for a dense table."""
+    """Where the rows of a ragged page table start in its indices; None for a dense table."""
     return None if starts is None else PageStarts(starts, starts.stride(0), page_table.stride(0))
 
 
 def boxable(*caches: torch.Tensor) -> bool:
-    """Whether TMA can read these 16-bit caches: strides are multiples of 16 bytes, head_dim is 64, 128 or 256."""
+    """Whether TMA can read these caches: 16-bit elements, strides of multiples of 16 bytes, 64, 128 or 256 dims."""
     return all(
         x.element_size() == 2 and x.ndim == 4 and x.shape[0] > 0 and x.shape[3] in (64, 128, 256) and aligned(x)
         for x in caches
@@ -164,9 +171,9 @@ def boxable(*caches: torch.Tensor) -> bool:
 
 
 def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> int:
-    """Slot strides from page to page if TMA boxes may span several slots in both caches; else 0.
+    """The stride of pages divided by the stride of slots; 0 if it differs between the caches, or boxes cannot use it.
 
-    Boxes of x-packed caches have an axis of pages, and the result is 1.
+    Boxes of x-packed caches have an axis of pages instead.  Then the result is 1 if TMA can read the caches, else 0.
     """
     if k_cache.ndim == 5:
         return int(_packed_boxable(k_cache, v_cache))
@@ -182,7 +189,7 @@ def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) 
 
 
 def _packed_boxable(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether TMA can read an x-packed cache: slots of 16 bytes lie side by side, other strides divide by 16 bytes."""
+    """Whether TMA can read an x-packed cache: x is 16 bytes, slots adjoin, other strides are multiples of 16 bytes."""
     x, size = k_cache.shape[4], k_cache.element_size()
     dense = x * size == 16 and k_cache.stride()[3:] == (x, 1) and v_cache.stride(3) == 1
     return (
@@ -199,9 +206,9 @@ def adjacent(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> bo
 
 
 def rows_boxable(k_new: torch.Tensor, v_new: torch.Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether TMA can read keys and values outside the cache, and their dtype is `dtype`.
+    """Whether TMA can read k_new and v_new, and their dtype is `dtype`.
 
-    v_new is None: values lie in the keys.
+    v_new = None: the values are dims of k_new.
     """
     return all(x.dtype == dtype and x.shape[0] > 0 and aligned(x) for x in (k_new, v_new) if x is not None)
 
@@ -228,7 +235,7 @@ def boxes(cache: KeyValues, shape: Shape) -> tuple[TensorDescriptor, TensorDescr
 
 # ---- a call's record, and its scales -------------------------------------------------------------
 
-ROOM = Scratch(STATES, COUNTERS)  # Holes, filled with the stream's scratch memory at each launch
+ROOM = Scratch(STATES, COUNTERS)  # two Holes, which each launch fills with scratch memory of its stream
 
 
 class Call(NamedTuple):
@@ -256,11 +263,10 @@ def scales(
     gate: Any = None,
     by_token: bool = False,
 ) -> Scales:
-    """Scales as kernels take them.  An absent scale is 1; a tensor of two axes has a row for each sequence, or one row.
+    """Scales as kernels take them.  An absent scale is 1.
 
-    Scales by slot are part of a cache's record (`cache`), and 1 here.
-
-    by_token: `query` has a row for each token instead.
+    A tensor of two axes has a row for each sequence, or one row for all.  by_token: `query` has a row for each token
+    instead.  A scale by slot is part of its cache's record (`cache`), and 1 here.
     """
     of_tokens: tuple[Any, Any, Any] = (None, None, None)
     if by_token:
@@ -273,7 +279,7 @@ def scales(
     by_seq = [None if x is None else _stride_of_seqs(x) for x in tensors[:3]]
     of_gate: tuple[Any, Any, Any] = (None, None, None) if gate is None else (gate, *gate.stride()[:2])
     values = (softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens, *by_seq)
-    return Scales(**dict(zip(Scales._fields, values)))  # the last fields are of Hopper kernels (`launch_arguments`)
+    return Scales(**dict(zip(Scales._fields, values)))  # `launch_arguments` sets the last fields, for Hopper kernels
 
 
 def _stride_of_seqs(scale: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""A planner's result, the launches of a call, and the rows and thresholds of the tables from which planners choose.
+"""A plan, which is the launches of a call, and rows and thresholds of the tables from which planners choose launches.
 
 `docs/regimes.md` is generated from the tables, and `explain` names the row of a call.
 """
@@ -21,26 +21,26 @@ class Config(NamedTuple):
     warps: int
     peel: bool  # a loop without masks for the tiles that all rows see
     resident: int  # programs that a multiprocessor holds at once
-    least: int = 8  # tiles of a share, at least: smaller shares cost more to merge than they save
-    pieces: int = 0  # a short block is cut into up to so many pieces, also of fewer tiles than `least`
-    whole: int = 0  # blocks of up to so many keys are not cut, if blocks keep a quarter of the multiprocessors busy
-    enough: float = float("inf")  # from so many blocks per multiprocessor on, no block is cut
+    least: int = 8  # fewest tiles of a share; smaller shares cost more to merge than they save
+    pieces: int = 0  # if > 0, short blocks are cut into up to this number of pieces, even if of less than `least` tiles
+    whole: int = 0  # blocks of up to this many keys are not cut, if over a quarter of the multiprocessors have one
+    enough: float = float("inf")  # with at least this number of blocks per multiprocessor, no block is cut
     boxes: bool = False  # full tiles are loaded by TMA, if pages are whole tiles
     pairs: bool = False  # keys and values are read two bytes at a time: two dims, or four of int4
-    registers: int | None = None  # per thread, at most
+    registers: int | None = None  # most registers of a thread; None: no limit
     head_blocks: int = 1  # parts of a latent cache's query heads; kernels treat each part as a KV head
-    piece: int | None = None  # keys are cut only at multiples of this number, which is a multiple of every tile
+    piece: int | None = None  # keys are cut only at multiples of this number, a multiple of every tile; None: anywhere
 
 
 class Merge(NamedTuple):
-    """A merge launch, which joins the pieces of blocks that the launch before the merge has cut."""
+    """A merge launch, which joins the pieces of the blocks that the launch before it has cut."""
 
-    blocks: int  # blocks of all sequences, at most
-    rows: int  # rows of a block and a KV head that a program joins
+    blocks: int  # upper bound of the blocks of all sequences
+    rows: int  # rows that a program joins, all of one block and KV head
     dims: int  # dims of these rows that a program joins
-    lanes: int  # pieces are joined in so many lanes side by side
+    lanes: int  # number of lanes in which pieces are joined side by side
     skip: int  # rows from a block's first state to its second
-    stride: int  # rows between later states
+    stride: int  # rows from each later state to the next
     dependent: bool  # the merge may begin before the launch ahead has ended
 
 
@@ -49,26 +49,26 @@ class Launch(NamedTuple):
 
     shape: Shape
     programs: int  # per KV head: blocks, or shares of all blocks' work; with a pipe, all programs
-    least: int  # least tiles of a share
+    least: int  # fewest tiles of a share
     slots: int  # scratch states of a share; with a pipe, of all programs
-    shortest: int  # least query tokens of a sequence that the launch serves, inclusive
+    shortest: int  # fewest query tokens of a sequence that the launch serves, inclusive
     longest: int  # most query tokens of such a sequence, inclusive
-    block_tokens: int  # the most query tokens that a block can have
+    block_tokens: int  # most query tokens of a block
     config: Config
     dialect: str  # name of the dialect that has the kernel
     pipe: Any = None  # further constants of the kernel, if its dialect has such a record
     merge: Any = None  # Merge, where shape.SPLIT but not shape.MERGE
     copied: bool = False  # whether the launch reads the call's copies of keys and values, not the cache
-    beside: Any = None  # a Launch of few queries, whose work the programs of this launch do beside their own
+    beside: Any = None  # a Launch for few queries, whose work the programs of this launch do, too
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """All work of the launch's programs, as launches: this launch, and the launch beside it."""
+        """The launches whose work the programs do: this launch, and the launch beside it, if there is one."""
         return (self,) if self.beside is None else (self, self.beside)
 
     @property
     def cuts(self) -> int:
-        """How many int32 numbers tell a merge how blocks are cut."""
+        """Number of int32 numbers in scratch that tell the merge how blocks are cut."""
         return 0 if self.merge is None else 2 * self.merge.blocks * self.shape.KV_HEADS
 
     @property
@@ -80,7 +80,7 @@ class Plan(NamedTuple):
     """The launches of a call, in order."""
 
     launches: tuple[Launch, ...]
-    copies: Any = None  # Copies in whole pages, which launches with `copied` read in place of the cache; None: none
+    copies: Any = None  # Copies that launches with `copied` read in place of the cache; None: nothing is copied
 
     def __str__(self) -> str:
         return "\n".join(
@@ -107,8 +107,8 @@ class Regime(NamedTuple):
     """A row of a table; the first row whose condition holds takes the call."""
 
     name: str
-    calls: str  # the calls of this row, beyond those of the rows before
-    kernels: str  # kernel, tile, warps, who cuts keys
+    calls: str  # the calls that this row takes, and no row before it
+    kernels: str  # kernel, tile, warps, and what cuts keys
     reason: str
     decided: str  # as in Threshold
     when: Callable[[Problem], bool]

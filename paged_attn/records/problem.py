@@ -41,14 +41,16 @@ class Problem(NamedTuple):
     page_size: int
     max_seqlen_q: int  # upper bound that the host knows
     max_seqlen_k: int  # upper bound that the host knows; with a shard, for this rank's keys
-    window_left: int  # most keys that a query sees before its position; with a shard, of this rank's keys; -1: all
-    ragged: bool  # cu_seqlens_q given
+    # Most keys that a query sees before its position, by the window and chunk; with a shard, most of this rank's keys;
+    # -1: all.  Windows by head do not count.
+    window_left: int
+    ragged: bool  # cu_seqlens_q is given; otherwise each sequence has one query token
     positive: bool  # the softmax scale is positive
     softcap: float  # 0: none
     alibi: bool
     qq_bias: bool
     only: str | None
-    compute: torch.dtype
+    compute: torch.dtype  # dtype of the operands of products
     query: torch.dtype
     cache: torch.dtype
     packed: bool  # x-packed
@@ -57,17 +59,17 @@ class Problem(NamedTuple):
     rows_per_page: int  # stride of pages in strides of slots (x-packed: 1); 0: TMA boxes cannot span several slots
     adjacent: bool  # a slot's KV heads lie side by side, in both caches
     query_box: bool  # TMA can read the queries
-    new: bool  # keys outside the cache
+    new: bool  # k_new is given: keys outside the cache
     new_box: bool  # TMA can read keys outside the cache, and they have the cache's dtype
     lse: bool  # log-sum-exps are asked for
-    batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
+    batch_invariant: bool  # tile shapes and cuts must not depend on the batch
     device: Device
     score_mod: ScoreMod | None = None
     value_dim: int | None = None  # dims of values and results; None: head_dim
     token_scales: bool = False  # scores are scaled by token
     slot_scales: bool = False  # keys or values have a scale for each slot and KV head of the cache
-    prefix: bool = False  # keys that stay visible behind a window
-    spans: bool = False  # keys that some queries see before and behind them, perhaps beyond a window
+    prefix: bool = False  # prefix_lens are given: first keys stay visible beyond a window
+    spans: bool = False  # spans are given: queries in a span see all its keys, also later ones and beyond a window
     latent: bool = False  # values are the first dims of keys, in the same memory
     stripes: Stripes | None = None  # None: no shard
     head_windows: bool = False  # each head has a window, whose width only the device knows
@@ -84,22 +86,22 @@ class Problem(NamedTuple):
 
     @property
     def biased(self) -> bool:
-        """Whether scores meet a bias or a score_mod, which may be anything and may hide keys."""
+        """Whether scores are changed by a bias or a score_mod, which may hide keys."""
         return self.qq_bias or self.score_mod is not None
 
     @property
     def far_cap(self) -> bool:
-        """Whether the softcap is so large that kernels compute tanh by a series."""
+        """Whether the softcap is so large that kernels compute tanh of small scores by a series."""
         return self.softcap > FAR_CAP
 
     @property
     def modified(self) -> bool:
-        """Whether scores meet more than positive scales and a mask."""
+        """Whether scores are changed by more than positive scales and a mask."""
         return not self.positive or self.softcap > 0 or self.alibi or self.biased
 
     @property
     def rescaled(self) -> bool:
-        """Whether scores meet more than a mask and one positive scale that all rows share."""
+        """Whether scores are changed by more than a mask and one positive scale that all rows share."""
         return self.modified or self.token_scales
 
     def keys_seen(self, beside: int) -> int:
@@ -113,7 +115,7 @@ class Problem(NamedTuple):
 
     @property
     def gap(self) -> bool:
-        """Whether there may be keys between a prefix and a window that no query sees."""
+        """Whether there may be a gap: keys between a prefix and a window, which no query sees."""
         return self.prefix and (self.window_left >= 0 or self.head_windows)
 
     def of_batch(self, ragged: bool, seqs: int, tokens: int, max_seqlen_q: int, max_seqlen_k: int) -> Problem:
@@ -140,8 +142,8 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
     value_dim = value_dim_of(k_cache, v_cache)
     scale, new = options.softmax_scale, given.k_new is not None
     slot_scales = scales_slots(given.k_scale) or scales_slots(given.v_scale)
-    # Upper bounds that the host knows.  Queries: rows of q.  Keys: slots of a row of the page table, and new keys.  One
-    # row of a ragged table may have all its pages.
+    # Upper bound of seq_lens: slots of a row of the page table, and new keys.  A row of a ragged table may have all of
+    # the table's pages.
     pages = given.page_table.shape[1 if given.page_starts is None else 0]
     room = min(pages * page_size + (tokens if new else 0), INT32_MAX)
     bounds = key_bounds_of(options)
@@ -191,8 +193,8 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
 def _operand_dtype(q: Tensor, k_cache: Tensor, k_new: Tensor | None) -> torch.dtype:
     """Dtype of the dots' operands: float32 for float32 queries, else the dtype of 16-bit keys.
 
-    If all keys have a byte or less and queries are not float32, operands are float16, which holds every such number.
-    bfloat16 keys may be anywhere in bfloat16's range; only queries are brought into float16's range, row by row.
+    Keys of a byte or less, with no 16-bit k_new, are converted to float16, which holds every such number.  Queries are
+    then brought into float16's range, row by row.  bfloat16 keys stay bfloat16, because they may exceed that range.
     """
     keys = [x.dtype for x in (k_cache, k_new) if x is not None]
     wide = [dtype for dtype in keys if not is_scaled(dtype)]

@@ -1,8 +1,8 @@
-"""Attention over a paged cache, one sequence at a time, and attention over several sets of keys as over all.
+"""Attention over a paged cache, one sequence at a time, and the merge of attention over several sets of keys.
 
-Any device; lengths are copied to the host, and nothing is checked.
-Shapes: T query tokens of one sequence, N keys that one of them may see, H query heads, G KV heads, D head_dim, or
-value_dim for values and results.
+Tensors may be on any device.  Lengths are copied to the host, and nothing is checked.  Shapes: T query tokens of one
+sequence, N keys that some of these tokens may see, H query heads, G KV heads, D head_dim, or value_dim for values and
+results.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def paged_attention(
     Without `out` the result is float64 and not rounded, and `out_scale` divides it without a clamp.  Rows that `only`
     leaves out are then 0.  With `out` the result is written to `out`, clamped for an fp8 type, and rows that `only`
     leaves out keep their contents.
-    Caches of a `shard` hold the rank's own keys, one after another.  Positions and lengths count whole sequences.
+    With a `shard`, caches hold the rank's own keys, one after another.  Places and lengths count whole sequences.
     `score_mod` is a function in torch here.  Its arguments are scores [H, T, N] float64, positions of queries [T, 1]
     and of keys [1, N], heads [H, 1, 1], and score_mod_args.  It returns the new scores.
     Returns: out [tokens, heads, value_dim], and with `return_lse` also lse [tokens, heads] in float64, which is -inf
@@ -83,19 +83,19 @@ def paged_attention(
     lengths = seq_lens.tolist()
     starts = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     score_scale = scale * per_token(q_scale, starts, num_kv_heads, q)  # [tokens, G]
-    v_scale = k_scale if v_scale is None else v_scale  # values within keys
+    v_scale = k_scale if v_scale is None else v_scale  # values that lie in keys have the scale of keys
     key_scales, value_scales = (
         per_seq(None if by_slot(x) else x, len(lengths), num_kv_heads, q)[..., None] for x in (k_scale, v_scale)
     )
     for seq, seq_len in enumerate(lengths):
         start, end = starts[seq], starts[seq + 1]
         query_len = end - start
-        context_len = seq_len - query_len  # negative where seq_len < query_len: those first queries stand before key 0
+        context_len = seq_len - query_len  # negative if seq_len < query_len: first queries lie before key 0
         if query_len == 0 or (only is not None and (only == "decode") != (query_len == 1)):
             continue
         written[start:end] = True
 
-        # Only keys [first, seq_len) are visible to any query, so pages before `first` need not exist.
+        # Besides the prefix, only keys [first, seq_len) are visible to any query.  Pages of other keys need not exist.
         first = 0 if reach is None else max(0, context_len - reach)
         if chunk is not None:
             first = max(first, context_len // chunk * chunk)
@@ -178,13 +178,13 @@ def _sides(window_size: tuple[int, int] | Tensor, like: Tensor) -> tuple[Tensor,
 
 
 def _scores(q: Tensor, k: Tensor, scale: Tensor) -> Tensor:
-    """scale [T, G] * <q, k> as [H, T, N], each KV head serving a group of H // G heads."""
+    """scale [T, G] * <q, k> as [H, T, N].  Each KV head serves a group of H // G query heads."""
     grouped = q.unflatten(1, (k.shape[1], -1)) * scale[:, :, None, None]
     return torch.einsum("tgid,ngd->gitn", grouped, k).flatten(0, 1)
 
 
 def _bias(qq_bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """qq_bias[query, key] as [T, N], both counted from the first query of the call; 0 outside the matrix."""
+    """qq_bias[query, key] as [T, N]; 0 outside the matrix.  query, key: indices among the call's own tokens."""
     n = qq_bias.shape[0]
     inside = (query[:, None] < n) & (key[None, :] >= 0) & (key[None, :] < n)
     picked = qq_bias.double()[query.clamp(0, n - 1)[:, None], key.clamp(0, n - 1)[None, :]]
@@ -194,7 +194,7 @@ def _bias(qq_bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
 def _bits(qq_mask: Tensor, key: Tensor) -> Tensor:
     """Whether masks [T, words] show keys [N] to queries, as bool [T, N].  Keys without a bit are shown.
 
-    Keys count from the first of the call's own keys, so keys before these are negative.
+    key: [N], index of each key among the call's own keys; negative for keys before these.
     """
     inside = (key >= 0) & (key < 32 * qq_mask.shape[1])
     at = key.clamp(0, max(0, 32 * qq_mask.shape[1] - 1))

@@ -59,7 +59,7 @@ def pages_of_seq(page_table: Tensor | Sequence[Tensor], seq: int) -> Tensor:
 
 
 def own_number(pos: Tensor, shard: tuple[int, int, int] | None) -> Tensor:
-    """For positions [N] of a rank's own keys: how many of the rank's keys come before each."""
+    """Number of the rank's keys before each of its own keys, [N].  pos: their positions in the whole sequence."""
     if shard is None:
         return pos
     _, world, stripe = shard
@@ -69,7 +69,7 @@ def own_number(pos: Tensor, shard: tuple[int, int, int] | None) -> Tensor:
 def scaled(
     stored: Tensor, scale: Scale, k_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str
 ) -> Tensor:  # fmt: skip
-    """Stored numbers [N, G, D] at positions [N] of one sequence, as real numbers, if scale is by slot."""
+    """Real numbers of `stored` [N, G, D], at positions pos [N] of one sequence.  Only scales by slot are applied."""
     if not isinstance(scale, Tensor) or not by_slot(scale):
         return stored
     rows = scale if kv_layout == "NHD" and k_cache.dim() == 4 else scale.transpose(1, 2)
@@ -81,7 +81,7 @@ def scaled(
 
 
 def gather(k_cache: Tensor, v_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str) -> tuple[Tensor, Tensor]:
-    """Keys and values [N, G, D] at positions [N] of one sequence, as stored, in float64; no other slot is read."""
+    """Keys and values [N, G, D] at positions [N] of one sequence, as stored, in float64.  No other slot is read."""
     page_size = v_cache.shape[3] if k_cache.dim() == 5 else k_cache.shape[2 if kv_layout == "HND" else 1]
     page, slot = pages[pos // page_size].long(), pos % page_size
     if k_cache.dim() == 5:  # K [pages, G, D // x, page_size, x], V [pages, G, D, page_size]
@@ -92,7 +92,7 @@ def gather(k_cache: Tensor, v_cache: Tensor, pages: Tensor, pos: Tensor, kv_layo
 
 
 def whole(stored: Tensor) -> Tensor:
-    """Stored elements as float64; of int4, both numbers of each byte."""
+    """Stored elements as float64.  A byte of int4 gives two numbers."""
     if stored.dtype != INT4:
         return stored.double()
     return torch.stack([stored & 15, stored >> 4], -1).flatten(-2).double()

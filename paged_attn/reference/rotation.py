@@ -1,4 +1,4 @@
-"""RMS norm and rotary embedding of heads, and the write behind both."""
+"""RMS norm and rotary embedding of heads, and the write that follows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_qkv(
 
     `check` cannot change a result and is ignored.  Norm and rotation are float64, and nothing is rounded between them.
     Without `q_out` the queries are float64 and not rounded, and `q_scale` divides them without a clamp.
-    Returns: queries [tokens, heads, head_dim].
+    Returns: queries [tokens, heads, dims of q].
     """
     q, k, v = _parts(qkv, k_cache, kv_layout)
     q, k = q.double(), k.double()
@@ -57,7 +57,7 @@ def write_qkv(
 
 
 def _parts(qkv: Tensor | Sequence[Tensor], k_cache: Tensor, kv_layout: str) -> Sequence[Tensor]:
-    """(q, k, v) of a tuple, or of a packed tensor, whose heads are those of q, then of k, then of v."""
+    """(q, k, v) of a tuple, or of a packed tensor, which has the heads of q, then of k, then of v."""
     if not isinstance(qkv, Tensor):
         return qkv
     packed = k_cache.dim() == 5
@@ -74,7 +74,7 @@ def norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
 
 
 def rows_of(cos_sin: Tensor, positions: Tensor | None, sections: Sequence[int] | None) -> Tensor:
-    """Cosines and sines [tokens, 2, rotary_dim / 2] of each token; positions outside the table take its nearest row.
+    """Cosines and sines of each token, [tokens, 2, rotary_dim / 2].  Positions outside the table take its nearest row.
 
     Without positions, row t belongs to token t.  With sections, pair i of dims takes the position of its section.
     """
@@ -90,7 +90,7 @@ def rows_of(cos_sin: Tensor, positions: Tensor | None, sections: Sequence[int] |
 
 
 def rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first rotary_dim dims of x [tokens, heads, D]; pairs are halves, or neighbours (Su et al. 2021)."""
+    """Rotate the first rotary_dim dims of x [tokens, heads, D] (Su et al. 2021).  interleaved: as in write_qkv."""
     cos, sin = angles[:, None, 0], angles[:, None, 1]
     pairs = cos.shape[-1]
     turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 Scale = float | Tensor | None
-INT4 = torch.uint8  # of caches: a byte has two dims, the earlier one in its lower bits
-# The largest numbers of formats of a byte or less, which saturate at them.
+INT4 = torch.uint8  # dtype of int4 caches: a byte has two dims, the earlier one in its lower bits
+# Largest number of each format of a byte or less, at which it saturates.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0, INT4: 15.0}
 
 
@@ -46,18 +46,18 @@ def by_slot(scale: Scale) -> bool:
 
 
 def quantised(values: Tensor, like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(stored numbers [tokens, kv_heads, dims], scales [tokens, kv_heads] of like's dtype) of a cache of this dtype.
+    """(stored numbers [tokens, kv_heads, dims], scales [tokens, kv_heads] in like's dtype) of a cache of this dtype.
 
     A scale is the largest magnitude of a token's head / the largest number of dtype, in float32; float16 saturates.
-    Numbers are divided by the scale as stored.  A scale of 0, and one of NaN where a number is infinite or NaN, stand
-    beside stored zeros.  int4: `quantised_with_zero`.
+    Numbers are divided by the scale as stored.  A number that is infinite or NaN makes the scale NaN.  Zeros are stored
+    beside a scale of 0 or NaN.  int4: see `quantised_with_zero`.
     """
     if dtype == INT4:
         return quantised_with_zero(values)
     most = values.float().abs().amax(-1)
     scales = most / torch.full_like(
         most, LARGEST[dtype]
-    )  # by a Python number, torch multiplies by its inverse on a GPU
+    )  # by a Python number, torch on a GPU would multiply by the inverse
     scales = torch.where(scales.isfinite(), scales.clamp(max=torch.finfo(like.dtype).max), torch.nan).to(like.dtype)
     by = scales.float()[..., None]
     return narrow(torch.where(by > 0, values.float() / by, 0.0), dtype), scales
@@ -66,9 +66,9 @@ def quantised(values: Tensor, like: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 def quantised_with_zero(values: Tensor) -> tuple[Tensor, Tensor]:
     """(bytes [tokens, kv_heads, dims / 2], scales [tokens, kv_heads] float32) of an int4 cache.
 
-    number = (stored - zero point) * scale, with stored numbers and zero points 0 to 15.  The range is that from the
-    least to the largest number of a token's head and 0, so that 0 is exact.  The lowest four bits of a scale, as an
-    integer, are the zero point; as a number, a scale has zeros there.  NaN and infinity as in `quantised`.
+    number = (stored - zero point) * scale, with stored numbers and zero points 0 to 15.  The range goes from the least
+    to the largest of 0 and the numbers of a token's head, so that 0 is exact.  The lowest four bits of a scale are the
+    zero point, and count as zeros in the scale.  NaN, infinity and a scale of 0 are as in `quantised`.
     """
     values = values.float()
     least, most = values.amin(-1).clamp(max=0.0), values.amax(-1).clamp(min=0.0)
@@ -85,15 +85,15 @@ def quantised_with_zero(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scale_and_zero(scales: Tensor) -> tuple[Tensor, Tensor]:
-    """(scales, zero points), both float64, of float32 scales of an int4 cache."""
+    """(scales, zero points), both float64, from the float32 scales of an int4 cache."""
     bits = scales.contiguous().view(torch.int32)
     return (bits & -16).view(torch.float32).double(), (bits & 15).double()
 
 
 def narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast to the nearest number of dtype, to even where two are as near; types of one byte saturate.
+    """Cast to the nearest number of dtype, or to the even one of two that are equally near; one-byte types saturate.
 
-    int8 has no NaN, and stores 0.
+    int8 has no NaN, and stores 0 instead.
     """
     if dtype.itemsize == 1:
         values = values.clamp(-LARGEST[dtype], LARGEST[dtype])

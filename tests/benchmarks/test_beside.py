@@ -46,6 +46,7 @@ def version(folder: Path, value: float, microseconds: float) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_each_version_runs_its_own_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     versions = [version(tmp_path / "old", 1.0, 20.0), version(tmp_path / "new", 1.5, 10.0)]
     words = [*map(str, versions), "decode", "--only", "b1 x 512", "131072", "--cells", "3x64x16384"]

@@ -39,6 +39,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
+@pytest.mark.thorough
 def test_what_was_compiled_for_another_machine_is_found_on_disk(tmp_path: Path) -> None:
     script = tmp_path / "prepare_ahead.py"
     script.write_text(PREPARE)

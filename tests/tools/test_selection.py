@@ -104,6 +104,25 @@ def test_a_cpu_takes_one_case_in_so_many_and_the_first_of_each_test() -> None:
         assert asked == items
 
 
+def test_half_of_the_cases_that_a_cpu_takes_of_a_large_matrix_are_thorough() -> None:
+    def item(file: str, test: str, case: int) -> Any:
+        made = Item(f"tests/features/{file}::{test}[{case}]", device=test != "host")
+        made.path = Path(file)
+        return made
+
+    names = [("test_latent.py", "a", 600), ("test_step.py", "b", 600), ("test_step.py", "few", 7), ("c.py", "host", 60)]
+    items = [item(file, test, case) for file, test, cases in names for case in range(cases)]
+    selection.leave_half_of_many(items)
+    left = {test: [x for x in items if f"::{test}[" in x.nodeid and "thorough" in x.marks] for _, test, _ in names}
+    assert left["few"] == left["host"] == []
+    assert 80 < len(left["a"]) < 120, "half of one case in three"
+    assert 250 < len(left["b"]) < 350
+    taken = {test: selection.on_a_cpu([x for x in items if f"::{test}[" in x.nodeid]) for test in "ab"}
+    for test in "ab":
+        assert {*map(id, left[test])} < {*map(id, taken[test])}
+        assert taken[test][0] not in left[test]
+
+
 def test_a_gpu_takes_the_root_of_the_number_of_cases_that_are_variants_and_the_first_of_each_test() -> None:
     def taken(file: str, cases: int) -> list[int]:
         items: list[Any] = [Item(f"{file}::test[{case}]", device=True) for case in range(cases)]
@@ -141,7 +160,7 @@ def test_most_quick_cases_are_thorough_where_they_are_simulated_but_the_first_of
     left = [x.nodeid.partition("::")[2] for x in found if "thorough" in x.marks]
     # cases 1 to 60 are quick
     assert left == [
-        *(f"a[{case}]" for case in range(1, 61) if case % 5 != 1),
+        *(f"a[{case}]" for case in range(1, 61) if case % 10 != 1),
         *(f"b[{case}]" for case in range(1, 61) if case % 6 != 1),
     ]
 

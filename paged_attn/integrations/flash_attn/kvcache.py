@@ -31,7 +31,7 @@ class Tokens(NamedTuple):
 
     seq: Tensor  # sequence of a token
     place: Tensor  # index of a token among the tokens of its sequence
-    live: Tensor | None  # whether a token is none of the padding; None: there is no padding
+    live: Tensor | None  # bool, False for padding; None: there is no padding
 
 
 def flash_attn_with_kvcache(
@@ -48,9 +48,10 @@ def flash_attn_with_kvcache(
         k, v: [seqs, len_new, kv_heads, head_dim], or [total_new, kv_heads, head_dim] with cu_seqlens_k_new.  They are
             written to the cache at positions cache_seqlens[s] and on, before attention.  An fp8 cache takes 16-bit
             values quantised by the descales, or fp8 values unchanged.
-        rotary_cos, rotary_sin: [max_len, rotary_dim / 2].  They rotate k and q by positions cache_seqlens (or
-            rotary_seqlens) and on.  Without causal, window_size and attention_chunk, all queries of a sequence are
-            rotated by the first of these positions.  rotary_interleaved: True by default.
+        rotary_cos, rotary_sin: [max_len, rotary_dim / 2].  Token i of a sequence's k, and of its q, is rotated by
+            position start + i; start is rotary_seqlens if given, else cache_seqlens.  Without causal, window_size and
+            attention_chunk, all queries of a sequence are rotated by position start.  rotary_interleaved: True by
+            default.
         cache_seqlens: int or [seqs] int32; keys in the cache before this call.  None: the cache is full.  -1: padding.
         cache_batch_idx: [seqs] int32; rows of the table, or of the cache if there is no table.
         cache_leftpad: [seqs] int32; first key of each sequence.  Chunks count from this key; cache_seqlens and
@@ -239,9 +240,9 @@ def _without_left(
 def _by_token(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, int, int]:
     """View caches as pages of one token: (K, V, id step of cache pages, id step of slots).
 
-    An id step is the difference between the ids of the one-token pages of neighbouring cache pages, or of neighbouring
-    slots.  Pages of consecutive ids begin one stride apart, the common divisor of the strides of cache pages and slots.
-    If slots of one head lie side by side (HND), such pages overlap, which is fine for reading.
+    The one-token page of slot j of cache page i has id i * (id step of cache pages) + j * (id step of slots).  From one
+    id to the next, the address grows by the greatest common divisor of the strides of cache pages and slots.  If
+    slots of one head lie side by side (HND), one-token pages overlap, which is fine for reading.
     """
     (k, *steps), (v, *others) = _steps(k_cache), _steps(v_cache)
     if steps != others:  # one table cannot name both

@@ -231,7 +231,10 @@ def mask_words(seen: Tensor, seqs: int, count: int) -> Tensor:
 
 
 def mask_of(seqs: int, device: Any) -> Any:
-    """Return a buffer for masks of draft trees, whose columns are drafts alone; None without speculation."""
+    """Return a buffer for masks of draft trees, or None without speculation.
+
+    A mask has a column for each draft, and none for cached keys.
+    """
     from sglang.srt.layers.attention.verify_mask import VerifyMask, tree_mask_numel
     from sglang.srt.runtime_context import get_spec
     from sglang.srt.speculative.eagle_utils import TreeMaskMode

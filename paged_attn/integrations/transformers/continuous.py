@@ -60,16 +60,16 @@ def _write(k: Tensor, v: Tensor, layer: Any, tables: Any) -> None:
 class Layer(NamedTuple):
     """A layer's part of the cache: pages [pages, page_size, kv_heads, D], and the host's slots [slots, 1, kv_heads, D].
 
-    Pages and slots are views of one memory.  Some versions of the host keep all layers in one buffer, and slots count
-    the rows of all layers.  Each of `k_slots` and `v_slots` is then nearly the whole buffer.  They overlap, so they are
-    only read.
+    Pages and slots are views of one memory.  Some versions of the host keep all layers in one buffer, and number slots
+    through the rows of all layers.  `k_slots` and `v_slots` then overlap, because each is nearly the whole buffer.
+    Calls only read `k_slots` and `v_slots`, and write through pages.
     """
 
     group: int  # group of layers with common page tables and indices
-    kind: str  # "full_attention" or "sliding_attention", by which the host's dicts have lengths
+    kind: str  # "full_attention" or "sliding_attention": the key of the layer in the host's dicts of lengths
     page_size: int
     stride: int  # slots of the host from a page to the next page
-    window: int | None  # slots of a ring; None: no ring
+    window: int | None  # slots of a sequence's ring buffer in a sliding layer; None: no ring buffer
     k_slots: Tensor
     v_slots: Tensor
     k_pages: Tensor
@@ -179,7 +179,7 @@ def _of_index(layer: Layer, kwargs: dict[str, Any]) -> Tables:
         table = cu_q.new_zeros(1, bound // page).expand(len(cu_q) - 1, -1)
     if layer.stride != layer.page_size:  # the host's slots also count rows of other layers
         slots = slots // layer.stride * layer.page_size + slots % layer.stride
-    # The host's bound on queries is, for a padded batch, its number of tokens, padding included.
+    # For a padded batch, the host's bound on a sequence's queries is the number of all tokens, padding included.
     return Tables(table, cu_k[1:] - cu_k[:-1], cu_q, slots, _bound("q", kwargs), bound)
 
 

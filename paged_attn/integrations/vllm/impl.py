@@ -16,7 +16,7 @@ from paged_attn.distributed import groups
 from ..score_mods import alibi_sqrt
 from .metadata import Metadata
 
-# Other options that models hand to an implementation -> the value without effect.
+# Options that an implementation does not serve -> the value that turns the option off.
 NEUTRAL = {"chunk_lookback": -1}
 # Bytes of a float32 scale that lies behind each row of keys or of values, in caches with scales by token.
 TAIL = 4
@@ -29,7 +29,7 @@ SERVED = (AttentionType.DECODER, AttentionType.ENCODER_DECODER, *ENCODERS)
 class Impl(AttentionImpl):
     """Attention of a layer, without weights; vLLM calls it between the layer's projections."""
 
-    # Decode context parallelism.  Positions of whole sequences serve drafts over stripes of any size.
+    # Decode context parallelism.  Masks use positions in the whole sequence, so drafts work with stripes of any size.
     supports_dcp: ClassVar[bool] = True
     can_return_lse_for_decode: ClassVar[bool] = True
     supports_mtp_with_cp_non_trivial_interleave_size: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class Impl(AttentionImpl):
         self.encodes = attn_type in ENCODERS
         if self.encodes and self.batch_invariant:
             raise NotImplementedError("paged_attn does not know VLLM_BATCH_INVARIANT of encoders, which have no cache")
-        self.ranks = getattr(self, "dcp_world_size", 1)  # that share the keys of one KV head
+        self.ranks = getattr(self, "dcp_world_size", 1)  # ranks that share the keys of one KV head
         if self.ranks > 1:
             self._check_ranks()
         self.fp8 = None if self.encodes else fp8_of(kv_cache_dtype)
@@ -112,7 +112,10 @@ class Impl(AttentionImpl):
     # ---- hooks of vLLM's passes, which fuse what comes before the cache update ----------------------
 
     def fused_rope_kvcache_supported(self) -> bool:
-        """Whether do_rope_and_kv_cache_update may be called: attention to encoders rotates nothing."""
+        """Whether vLLM may call do_rope_and_kv_cache_update: only in decoders' attention to their own keys.
+
+        Encoders have no cache to write, and attention to an encoder rotates nothing.
+        """
         return bool(self.attn_type == AttentionType.DECODER)
 
     fused_qk_norm_rope_kvcache_supported = fused_rope_kvcache_supported
@@ -129,7 +132,7 @@ class Impl(AttentionImpl):
         kv_cache: Tensor,
         layer_slot_mapping: Tensor,
     ) -> None:
-        """Rotate queries where they lie, and write rotated keys and values into the cache, in one launch.
+        """Rotate queries in place; rotate keys, and write keys and values into the cache.  All is one launch.
 
         key stays unrotated: forward reads keys from the cache.
         """
@@ -153,7 +156,7 @@ class Impl(AttentionImpl):
         kv_cache: Tensor,
         layer_slot_mapping: Tensor,
     ) -> None:
-        """Norm and rotate queries into q_out, and write normed, rotated keys and values, in one launch.
+        """Norm and rotate queries into q_out; norm and rotate keys, and write keys and values.  All is one launch.
 
         k_out stays as it is: forward reads keys from the cache.
         """
@@ -188,8 +191,9 @@ class Impl(AttentionImpl):
     ) -> Tensor:
         """Attend; query [tokens, heads, head_size], output [tokens, heads, head_size_v].
 
-        kv_cache is [blocks, kv_heads, block, head_size + head_size_v] with any strides.  Rows behind the batch's tokens
-        are padding, and become zeros.
+        kv_cache is [blocks, kv_heads, block_size, head_size + head_size_v] with any strides.  A cache with scales by
+        token has TAIL more bytes behind each key and each value.  Rows behind the batch's tokens are padding, and
+        become zeros.
         """
         if attn_metadata is None:  # vLLM measures how much memory a step takes
             return output.fill_(0)
@@ -211,8 +215,8 @@ class Impl(AttentionImpl):
             positions = torch.nn.functional.pad(positions, (0, len(q) - len(positions)))
         if self.alibi_slopes is not None:
             own |= self._slopes(self._slopes_of(q.device, group), m)
-        # A causal window ends at the query: 0 keys ahead.  With spans it is open (-1): causality hides later keys, and
-        # spans show some of them.
+        # Keys that a causal window shows behind the query's own key: none (0).  With spans the window has no end (-1):
+        # the causal mask hides later keys, except those that a span shows.
         ahead = 0 if m.spans is None else -1
         attend: Any = paged_attention
         if group is None:
@@ -249,9 +253,9 @@ class Impl(AttentionImpl):
         return {"group": group, "stripe": stripe, "q_heads": "own", "sinks": sinks}
 
     def _slopes_of(self, device: torch.device, group: Any) -> Tensor:
-        """Slopes on the device: of this rank's heads, or with a group of all ranks' heads.
+        """Return ALiBi slopes on the device: of this rank's heads without a group, of all ranks' heads with a group.
 
-        All ranks' slopes are gathered once, but in captures of graphs, whose memory is the graph's, each time.
+        Gathered slopes are kept for later calls, unless a graph is being captured: the graph then owns their memory.
         """
         assert self.alibi_slopes is not None
         if self.alibi_slopes.device != device:
@@ -298,7 +302,7 @@ class Impl(AttentionImpl):
         return {"alibi_slopes": slopes, "alibi_symmetric": self.encodes}
 
     def _scales(self, layer: Any) -> dict[str, Any]:
-        """Scales as keywords; of the cache that `caches` has seen last, if they are by token."""
+        """Scales as keywords.  Scales by token are views of the cache that `caches` was last called with."""
         if self._slot_scales is not None:
             return dict(zip(("k_scale", "v_scale"), self._slot_scales))
         return {} if self.fp8 is None else {"k_scale": layer._k_scale, "v_scale": layer._v_scale}

@@ -1,8 +1,8 @@
 """Numbering of a sequence's query blocks, key tiles and pages.
 
 Tiles are counted from position 0.  With Shape.APART a sequence's tiles are two runs: tiles of cached keys, then tiles
-of new keys.  New keys begin with the first slot of a tile.  The last tile of cached keys may therefore end in unused
-slots, which this file calls the gap.
+of new keys.  The first new key begins a tile, so the last tile of cached keys may have fewer than TILE keys.  This file
+calls the number of missing keys the gap, which is not the gap between a prefix and a window.
 
 A sequence has cdiv(query_len, BLOCK_Q) blocks.  A launch serves the sequences with shortest..longest query tokens,
 inclusive.
@@ -20,13 +20,13 @@ from .records import Block
 
 @triton.jit
 def in_cache(tile, context_len, S: tl.constexpr):
-    """Whether a tile is one of cached keys, the first run of tiles."""
+    """Whether a tile is in the first run, the tiles of cached keys."""
     return tile * S.TILE < context_len
 
 
 @triton.jit
 def gap(context_len, S: tl.constexpr):
-    """Unused slots between the last cached key and the first new key; a negative context_len counts as 0."""
+    """Number of keys that the last tile of cached keys lacks; a negative context_len counts as 0."""
     cached = tl.maximum(context_len, 0)
     return tl.cdiv(cached, S.TILE) * S.TILE - cached
 
@@ -49,7 +49,7 @@ def tiles_before(end, context_len, S: tl.constexpr):
 
 @triton.jit
 def gap_before(tile, context_len, S: tl.constexpr):
-    """Unused slots in earlier tiles: key i of this tile is at position tile * TILE + i - gap_before."""
+    """Number of keys that earlier tiles lack: key i of this tile is at position tile * TILE + i - gap_before."""
     if S.APART:
         return tl.where(in_cache(tile, context_len, S), 0, gap(context_len, S))
     else:
@@ -58,7 +58,7 @@ def gap_before(tile, context_len, S: tl.constexpr):
 
 @triton.jit
 def end_in(tile, end, context_len, S: tl.constexpr):
-    """End, exclusive, of a tile's keys: `end`, or in a tile of cached keys the end of the cache if it comes first."""
+    """End position, exclusive, of a tile's keys: `end`; with APART, at most context_len in a tile of cached keys."""
     if S.APART:
         return tl.where(in_cache(tile, context_len, S), tl.minimum(end, context_len), end)
     else:
@@ -67,7 +67,10 @@ def end_in(tile, end, context_len, S: tl.constexpr):
 
 @triton.jit
 def block_of(batch, seq, index, kv_head, S: tl.constexpr):
-    """Return block `index` of a sequence; query_len is 0 if there is no such block, or another launch serves it."""
+    """Return block `index` of a sequence, counted from the sequence's last block.
+
+    query_len is 0 if there is no such block, or if another launch serves the sequence.
+    """
     if batch.query_starts is None:
         return Block(seq, seq, 1, load_int(batch.seq_lens + seq), 0, kv_head)
     else:
@@ -75,7 +78,7 @@ def block_of(batch, seq, index, kv_head, S: tl.constexpr):
         query_len = load_int(batch.query_starts + seq + 1) - first_token
         num_blocks = tl.cdiv(query_len, S.BLOCK_Q)
         served = (query_len >= batch.shortest) & (query_len <= batch.longest) & (index < num_blocks)
-        # the last block of a causal sequence sees the most keys, and comes first
+        # the last block comes first, because it sees the most keys of a causal sequence
         first = (num_blocks - 1 - index) * S.BLOCK_Q
         query_len = tl.where(served, query_len, 0)
         return Block(seq, first_token, query_len, load_int(batch.seq_lens + seq), first, kv_head)
@@ -97,11 +100,11 @@ def last_at_most(query_starts, num_seqs, value, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def find_block(batch, block, kv_head, S: tl.constexpr):
-    """Return block number `block` of a launch; blocks are counted over all sequences."""
+    """Return block number `block` of a launch, counted over all sequences; query_len is 0 if no block has it."""
     if S.ONE_BLOCK:
         return block_of(batch, block, 0, kv_head, S)
     else:
-        # sequence i has at most cdiv(query_len, BLOCK_Q) blocks from query_starts[i] // BLOCK_Q + i on
+        # numbers of sequence i begin at query_starts[i] // BLOCK_Q + i; it may have one number more than blocks
         seq = last_at_most(batch.query_starts, batch.num_seqs, block, S.BLOCK_Q)
         return block_of(batch, seq, block - (load_int(batch.query_starts + seq) // S.BLOCK_Q + seq), kv_head, S)
 

@@ -1,8 +1,8 @@
 """Bounds of the keys that one row, and the rows of a block, see: causal, windows, chunks, spans and prefixes.
 
-A row sees the keys between two bounds, and neither bound moves back from one token to the next.  A block's bounds
-therefore follow from its first and last token, and from the heads that see the fewest and the most keys.  Masks between
-the bounds are in scores.py.
+A row sees the keys between two bounds and, if prefixes are given, its sequence's prefix.  As long as positions are
+places, neither bound moves back from one token to the next.  A block's bounds therefore follow from its first and last
+token, and from the heads that see the fewest and the most keys.  Masks between the bounds are in scores.py.
 
 Bounds are computed as positions.  For a shard they are converted last, to numbers of the rank's own keys.
 
@@ -18,13 +18,13 @@ from .records import RowTile, Span
 from .shards import own_before
 
 LEFT, RIGHT = tl.constexpr(0), tl.constexpr(1)
-# Farther than any key; a position plus this number still fits 32 bits.  Equal to `limits.FAR`.
+# Farther than any key; a position plus this number still fits 32 bits.  Equal to `ways.FAR`.
 FAR_KEYS = tl.constexpr(1 << 30)
 
 
 @triton.jit
 def load_side(head, SIDE: tl.constexpr, mods):
-    """Number of keys that query heads, a scalar or [N], see to a side, uint32; -1 (all keys) becomes 2^32 - 1."""
+    """Number of keys that a query head sees to SIDE, uint32; -1 (all keys) becomes 2^32 - 1.  head: a scalar or [N]."""
     if mods.head_windows_stride is None:
         at = mods.head_windows + (2 * head + SIDE)
     else:
@@ -40,7 +40,7 @@ def bounded(keys):
 
 @triton.jit
 def side_of_rows(number, kv_head, member, SIDE: tl.constexpr, mods, S: tl.constexpr):
-    """Number of keys that rows see to a side: `number`, or, with windows by head, [R] from each row's head."""
+    """Number of keys that rows see to SIDE: `number`; with windows by head, [R], the number of each row's head."""
     if mods.head_windows is None:
         return number
     else:
@@ -49,7 +49,7 @@ def side_of_rows(number, kv_head, member, SIDE: tl.constexpr, mods, S: tl.conste
 
 @triton.jit
 def side_of_block(number, kv_head, SIDE: tl.constexpr, mods, S: tl.constexpr):
-    """(fewest, most) keys that the query heads of a KV head see to a side; kv_head None: bounds for any KV head."""
+    """(fewest, most) keys that the query heads of a KV head see to SIDE; kv_head None: bounds for any KV head."""
     if mods.head_windows is None:
         return number, number
     elif kv_head is None:
@@ -67,14 +67,14 @@ def side_of_block(number, kv_head, SIDE: tl.constexpr, mods, S: tl.constexpr):
 def chunk_of(pos, mods):
     """Number of the chunk that holds a position.
 
-    Positions, and so chunks, are negative for a sequence's first queries if it has more queries than keys.
+    If a sequence has more queries than keys, positions of its first queries, and so their chunks, are negative.
     """
     return tl.where(pos < 0, pos + 1 - mods.chunk, pos) // mods.chunk
 
 
 @triton.jit
 def first_key_of(pos, left, mods):
-    """First key, inclusive, that a query at `pos` sees: `left` keys before it, or its chunk's first key if later."""
+    """First key, inclusive, that a query at `pos` sees: pos - left, or its chunk's first key if this is later."""
     first = pos - left
     if mods.chunk is not None:
         first = tl.maximum(first, chunk_of(pos, mods) * mods.chunk)
@@ -96,7 +96,7 @@ def span_around(slot, seq, inside, mods):
 
 @triton.jit
 def before_window(first, begin, mods):
-    """First key, inclusive, that a row sees: the lesser of its window's first key and its span's `begin`, at least 0.
+    """First key, inclusive, that a row sees: the lesser of `first` (its window's) and `begin` (its span's), at least 0.
 
     With CLIP_SPANS, a span shows no key before the window.
     """
@@ -107,7 +107,7 @@ def before_window(first, begin, mods):
 
 @triton.jit
 def behind_query(end, past, slot, seq_len, right, mods):
-    """End, exclusive, of the keys that a row sees: the greater of `end`, without spans, and the span's end `past`.
+    """End, exclusive, of the keys that a row sees: the greater of `end` (without spans) and `past` (its span's end).
 
     The sequence's end limits `past`.  With CLIP_SPANS, the row's right window and its chunk limit `past`, too.
     """
@@ -120,7 +120,7 @@ def behind_query(end, past, slot, seq_len, right, mods):
 
 @triton.jit
 def right_of(seq, mods):
-    """Number of slots after its own that a query sees: `right`, or 0 in sequences that `causal` marks."""
+    """Number of places after its own that a query sees: `right`, or 0 in sequences that `causal` marks."""
     if mods.causal is None:
         return mods.right
     else:
@@ -131,8 +131,8 @@ def right_of(seq, mods):
 def end_within(end, pos, mods):
     """`end`, exclusive, limited to the end of the chunk of a query at `pos`.
 
-    Queries with positions of their own have no such limit, because `end` counts slots.  For these, `shows_position`
-    masks the call's own keys.
+    With query_positions there is no such limit, because `end` counts places.  There, `shows_position` masks the call's
+    own keys.
     """
     if mods.chunk is not None and mods.query_positions is None:
         end = tl.minimum(end, (chunk_of(pos, mods) + 1) * mods.chunk)
@@ -143,7 +143,7 @@ def end_within(end, pos, mods):
 def shows_position(pos, row_pos, left, mods):
     """Whether queries at row_pos [R] see the call's own keys at pos [N], by `left` and the chunk: [R, N].
 
-    Only for query_positions, which give the call's own keys positions that differ from their slots.
+    Only for query_positions, by which the call's own keys have positions that may differ from their places.
     """
     seen = pos[None, :] >= (row_pos - left)[:, None]
     if mods.chunk is not None:
@@ -161,7 +161,7 @@ def prefix_of(seq, inside, seq_len, mods):
 def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.constexpr = True):
     """RowTile of up to TOKENS query tokens from block.first on; row [R]: token * GROUP + head of the group.
 
-    BLIND: rows behind the last query token see no key; otherwise these rows see what later tokens would see.  Hopper's
+    BLIND: rows without a query token see at most a prefix; otherwise they see what later tokens would see.  Hopper's
     products with query rows as rows are not BLIND.  There, a row that sees nothing in its first tile has no maximum,
     and the next tile's weights would have to be made twice.
     """
@@ -220,8 +220,8 @@ def first_seen(rows, mods):
 def visible_range(block, mods, TOKENS: tl.constexpr, S: tl.constexpr = None):
     """Span of the keys that up to TOKENS queries from block.first on see, within the sequence.
 
-    If queries have positions of their own, a position is at least context_len and at most the query's slot.  So lo
-    follows from context_len, and full_lo from the last query's slot.
+    With query_positions, a position is at least context_len and at most the query's place.  So lo follows from
+    context_len, and full_lo from the last query's place.
     """
     context_len = block.seq_len - block.query_len
     first_pos = context_len + block.first

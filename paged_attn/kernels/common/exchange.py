@@ -1,10 +1,10 @@
 """Exchange between ranks: each rank's results over its own keys are joined with the results of all other ranks.
 
-An owner is a rank that joins rows: those of all heads, or of OWN_HEADS of them.  An owner's rows are token-major:
-row = token * OWN_HEADS + head.
+An owner is a rank that joins rows, either of all heads or of OWN_HEADS heads of its own.  An owner's rows are
+token-major: row = token * OWN_HEADS + head.
 
 A block holds one rank's results for one owner's rows: [room, VALUE_DIM] results, then [room] log-sum-exps, both
-float32.  room is a multiple of 4 rows, so every block begins on 16 bytes.
+float32.  The number of rows, room, is a multiple of 4, so every block begins on 16 bytes.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Exchange(NamedTuple):
     HEADS: int  # heads of a rank's results
     OWN_HEADS: int  # heads of an owner's rows; HEADS if every rank owns all rows
     BLOCK: int  # rows that a program handles at a time
-    ROOM: int = 0  # by peers: rows of a block; a collective's block has as many rows as a call needs
+    ROOM: int = 0  # rows of a block, if ranks store to peers; a collective's block has as many rows as a call needs
     FLAGS: int = 0  # flags of each rank, one for each program
     THREADS: int = 1  # threads of a program, at least RANKS
     SEND: bool = True
@@ -89,7 +89,7 @@ def join_rows(
     store_joined(out, lse, acc, top, total, row, tl.cast(0, tl.int64), index, head, valid, dim, S)
 
 
-# fours: rows of a block / 4.
+# fours, an argument of both kernels: a quarter of `room`, the rows of a block.
 
 
 @triton.jit(do_not_specialize=["fours", "tokens"])
@@ -116,10 +116,10 @@ def unpack_kernel(out, lse, blocks, fours, sinks, tokens, rank, E: tl.constexpr,
 # Each rank has memory that all peers can write.  Blocks [2, RANKS] come first: axis 0 is the turn, axis 1 the rank that
 # writes the block.  Flags follow, int32 [2, RANKS, FLAGS]: 1 once the rows of that program of that rank have arrived.
 #
-# Calls alternate between two turns.  Before a rank writes a turn's blocks again, it has seen a flag of every peer in
-# the other turn.  A peer raises this flag after its call before, in which it has read the first turn's blocks.
+# Calls alternate between two turns, so call n + 2 writes over the blocks of call n.  Before that, in call n + 1, the
+# rank has seen a flag of every peer.  A peer raises its flag of call n + 1 after it has read the blocks of call n.
 #
-# This holds as long as every rank ends every call with all flags.  A rank that has waited in vain has FAILED: its later
+# This holds as long as every rank sees all flags in every call.  A rank that has waited in vain has FAILED: its later
 # calls send nothing, wait for nobody and give NaN.  Otherwise a late flag would count as the flag of a later call.
 
 
@@ -133,7 +133,10 @@ def now(lane):
 
 @triton.jit
 def look(flags, E: tl.constexpr):
-    """Load flags, with acquire semantics: rows that were stored before a flag was raised can be loaded afterwards."""
+    """Load flags.
+
+    TIMED: with acquire semantics, so rows that were stored before a flag was raised can be loaded afterwards.
+    """
     if E.TIMED:
         return tl.inline_asm_elementwise(
             "ld.acquire.sys.global.b32 $0, [$1];", "=r,l", [flags.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
@@ -148,14 +151,14 @@ def look(flags, E: tl.constexpr):
 
 @triton.jit
 def absence(flags, source, others, late, E: tl.constexpr):
-    """2 (RANKS - r), with r the first rank whose flag is down, plus 1 if its lane is late; 0: all flags are raised."""
+    """2 (RANKS - r) for the first rank r whose flag is down, plus 1 if a lane of r is late; 0: all flags are raised."""
     absent = tl.where(others & (look(flags, E) == 0), E.RANKS - source, 0)
     return tl.max(2 * absent + tl.where((absent > 0) & late, 1, 0), 0)
 
 
 @triton.jit
 def wait_for(flags, source, others, timeout, lane, E: tl.constexpr):
-    """RANKS - r, with r the first rank whose flag is down after `timeout` ns; 0 as soon as all flags are raised."""
+    """RANKS - r for the first rank r whose flag is down after `timeout` ns; 0 as soon as all flags are raised."""
     found = absence(flags, source, others, lane < 0, E)
     if E.TIMED:
         until = now(lane) + timeout
@@ -179,7 +182,7 @@ def flags_of(memory, E: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def send_all(peers, turn, out, lse, tokens, rank, program, programs, E: tl.constexpr, S: tl.constexpr):
-    """Store this program's rows of every owner into the owner's memory, and then raise the program's flag there."""
+    """Store this program's rows of each owner in the owner's memory, then raise its flag at all other ranks."""
     SIZE: tl.constexpr = E.ROOM * (S.VALUE_DIM + 1)
     LANES: tl.constexpr = lanes_for(E.RANKS)
     RANKS: tl.constexpr = E.RANKS

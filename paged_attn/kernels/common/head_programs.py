@@ -1,8 +1,8 @@
-"""Programs of KV heads in proportion to the tiles that their heads see, if windows differ by head.
+"""Programs for each KV head in proportion to the tiles that its query heads see, if windows differ by head.
 
-Only the device knows the windows.  A KV head with a narrow window needs few programs, and full heads get the others.
-KV heads that see equally many tiles get equally many programs, which walk along equal lines and read the tokens of a
-page at the same time.
+Only the device knows the windows.  KV heads with narrow windows need few programs, and KV heads that see all keys get
+the others.  KV heads that see equally many tiles get equally many programs, which walk along equal lines and read the
+same pages at the same time.
 """
 
 import triton
@@ -13,13 +13,13 @@ from .schedule import QUOTIENT_TOLERANCE, work
 
 @triton.constexpr_function
 def heads_at_once(kv_heads):
-    """KV heads rounded up to a power of two: lanes for all of them."""
+    """Number of lanes for all KV heads: kv_heads rounded up to a power of two."""
     return 1 << (kv_heads - 1).bit_length()
 
 
 @triton.constexpr_function
 def seqs_at_once(heads, scan, most):
-    """Lanes for sequences: at most `scan`, and heads x sequences at most `most`."""
+    """Number of sequences that are read at a time: at most `scan`, and at most `most` heads x sequences."""
     return max(1, min(scan, most // heads))
 
 
@@ -37,7 +37,10 @@ def work_of_heads(batch, head, lane, mods, S: tl.constexpr):
 
 @triton.jit
 def whole_programs(part, shares, there):
-    """Programs of each KV head, at least one, for `shares` equal shares; part: the KV head's fraction of all units."""
+    """Programs of each KV head for `shares` equal shares of all units, at least one; 0 where not `there`.
+
+    part: the KV head's fraction of all units.
+    """
     return tl.where(there, tl.maximum(tl.ceil(part * shares - QUOTIENT_TOLERANCE).to(tl.int32), 1), 0)
 
 
@@ -67,7 +70,7 @@ def share_by_work(count, head, S: tl.constexpr):
     at once, and the last few one by one.
     """
     program, programs = tl.program_id(0), tl.sum(count, 0)
-    length = 1.0 / tl.maximum(count, 1)  # of a share
+    length = 1.0 / tl.maximum(count, 1)  # a share's part of its KV head's line
     passed = tl.maximum(count * (program * 1.0 / programs) - QUOTIENT_TOLERANCE, 0.0).to(tl.int32)
     passed = tl.minimum(passed, count)
     kv_head = program * 0

@@ -41,7 +41,7 @@ def join(parts, at, valid, dim, skip, stride, num_parts, CHUNK: tl.constexpr, HE
 
 @triton.jit
 def partial_of(scratch, rows):
-    """Partial of `rows` rows in scratch: maxima, sums, accumulators."""
+    """Partial of `rows` rows in scratch, which holds first their maxima, then their sums, then their accumulators."""
     return Partial(scratch.states + 2 * rows, scratch.states, scratch.states + rows)
 
 
@@ -50,7 +50,7 @@ def join_rows(
     out, lse, partial, share, slots, pieces, token, tokens, kv_head, ahead, first, scales, S: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Join and store rows [first, first + ROWS) of a cut block; share: in which the block begins."""
+    """Join and store rows [first, first + ROWS) of a cut block; share: number of the share where the block begins."""
     row = first + tl.arange(0, ROWS)
     valid = row < tokens * S.GROUP
     SLOT: tl.constexpr = slots_between(S.KV_HEADS, ahead is None) * S.LIVE
@@ -109,7 +109,7 @@ def tell_cut(cuts, block, pieces, first_row, S: tl.constexpr):
 
 @triton.jit
 def load_pieces(partial, at, there, dim, BEYOND: tl.constexpr, S: tl.constexpr):
-    """Load (maxima [R], sums [R], accumulators [R, D]) from scratch rows at + BEYOND; where not there: of no key."""
+    """Load states (maxima [R], sums [R], accumulators [R, D]) from rows at + BEYOND of scratch; empty if not there."""
     row_max = tl.load(partial.max + at + BEYOND, there, float("-inf"))
     row_sum = tl.load(partial.sum + at + BEYOND, there, 0.0)
     acc = partial.acc + at[:, None] * S.VALUE_PADDED + dim[None, :] + BEYOND * S.VALUE_PADDED
@@ -123,7 +123,10 @@ def join_lanes(
 ):  # fmt: skip
     """Join the states of ROWS rows: each of LANES groups of threads joins every LANES-th piece, then groups are joined.
 
-    row: [LANES * ROWS].  States that are loaded together share a maximum and an address: less code to fetch.
+    row [LANES * ROWS]: scratch row of each row's first state, once for each lane.  SKIP: scratch rows from the first
+    state to the second.  STRIDE: from each later state to the next.
+
+    States that are loaded together share a maximum and an address, which makes less code to fetch.
     """
     lane = tl.arange(0, LANES * ROWS) // ROWS
     zero = lane * 0.0
@@ -164,9 +167,9 @@ def merge_blocks_kernel(
     SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, DIMS: tl.constexpr, LANES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The merge launch: join the pieces of ROWS rows of a block x one KV head, if the block is cut, and store results.
+    """The merge launch: join the pieces of ROWS rows of a block, if the block is cut, and store results.
 
-    most: rows of the largest block.  DIMS: dims of this program; other programs have the other dims.
+    most: rows of the largest block.  DIMS: number of dims of a program; other programs have the other dims.
     """
     PARTS: tl.constexpr = S.VALUE_PADDED // DIMS
     program = tl.program_id(0)
@@ -207,7 +210,7 @@ def exp_below(x):
 @triton.jit
 def add_result(acc, top, total, out, lse):
     """Add results out [R, D], with natural log-sum-exps lse [R], to a state (accumulator, maximum, sum) of rows."""
-    # inf - inf is NaN: an infinite log-sum-exp, as of a sink, becomes the largest float32 with an infinite sum
+    # inf - inf is NaN: an infinite log-sum-exp, such as a sink's, becomes the largest float32 with an infinite sum
     score = tl.minimum(lse, MAX_FLOAT32, propagate_nan=tl.PropagateNan.ALL)
     both = tl.maximum(top, score)
     base = base_of(both)
@@ -257,7 +260,7 @@ def join_results(
 
 @triton.jit
 def store_joined(out, lse, acc, top, total, row, token, index, head, valid, dim, S: tl.constexpr):
-    """Finish and store joined rows [R] of heads `head` and tokens token + index; row [R]: log-sum-exp in lse."""
+    """Finish and store joined rows [R] of heads `head` and tokens token + index; row [R]: index of the row in lse."""
     rows = RowTile(token, 0, index, head, head, head, head, head, valid, 0, 0, 0, 0, 0, 0, 0)
     store_results(out, rows, dim, finish(acc, total[:, None]), None, S)
     if lse is not None:
@@ -268,7 +271,10 @@ def store_joined(out, lse, acc, top, total, row, token, index, head, valid, dim,
 
 @triton.jit
 def merge_states_kernel(out, lse, outs, lses, sinks, num_parts, part_stride, S: tl.constexpr, ROWS: tl.constexpr):
-    """Join num_parts finished results of ROWS heads of one token, and the sinks, by log-sum-exps, and store them."""
+    """Join num_parts finished results of ROWS heads of one token, and the sinks, by log-sum-exps, and store them.
+
+    part_stride: rows (a token's head each) from one part to the next.
+    """
     HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

@@ -20,9 +20,10 @@ E4M3_PAIRS = tl.constexpr(
     cvt.rn.f16x2.e4m3x2 $1, upper;
     }"""
 )
-E5M2_PAIRS = tl.constexpr("prmt.b32 $0, $2, 0, 0x2404; prmt.b32 $1, $2, 0, 0x3414;")  # float16's upper byte
+E5M2_PAIRS = tl.constexpr("prmt.b32 $0, $2, 0, 0x2404; prmt.b32 $1, $2, 0, 0x3414;")  # e5m2: float16's upper byte
 
-# int8 as float16: behind 0x64 a byte is 1024 + byte, and a byte whose first bit is inverted is number + 128.
+# int8 to float16: the int8 number n with its sign bit inverted is the byte n + 128.  Below the byte 0x64, this byte
+# makes the float16 1024 + n + 128.
 _INT8 = """{
     .reg .b32 bytes, first, second, base;
     xor.b32 bytes, $2, 0x80808080;
@@ -35,8 +36,8 @@ _INT8 = """{
 INT8_PAIRS = tl.constexpr(_INT8 % ("0x4240", "0x4341"))
 INT8_FOURS = tl.constexpr(_INT8 % ("0x4140", "0x4342"))  # four bytes in their order
 
-# int4 as float16: behind 0x54 and before four zeros, four bits are 64 + number.  $0 has the lowest four bits of two
-# int16 words, $3 the uppermost.
+# int4 to float16: the four bits of a number n, with the byte 0x54 above and four zeros below, are the float16 64 + n.
+# $0 has the numbers in the lowest four bits of two int16 words, $3 those in the uppermost.
 INT4_WORDS = tl.constexpr(
     """{
     .reg .b32 first, second, third, fourth;
@@ -63,7 +64,7 @@ def load_int(ptr, mask=None):
 
 @triton.jit
 def load_clamped(ptr, mask=None):
-    """Load integers of any size as int32, clamped to its range."""
+    """Load integers of any size as int32, clamped to the range of int32."""
     if mask is None:
         x = tl.load(ptr)
     else:
@@ -88,7 +89,7 @@ def rounded_product(x, factor):
 
 @triton.jit
 def products(q, k, S: tl.constexpr):
-    """Scores [R, N], float32, of queries and keys, tuples of as many parts: [R, D / PARTS] and [D / PARTS, N]."""
+    """Scores [R, N], float32: q @ k of tuples of PARTS parts each, q of [R, D / PARTS], k of [D / PARTS, N]."""
     scores = tl.full([S.ROWS, S.TILE], 0.0, tl.float32)
     for i in tl.static_range(len(q)):
         scores = dot(q[i], k[i], scores, S)
@@ -103,14 +104,14 @@ def _upper_byte(bits, FP8: tl.constexpr):
     else:
         # sign and 7 bits in float16's fields are 2^8 too small, by the difference of the exponent biases
         half = ((bits & 0x8000) | ((bits & 0x7F00) >> 1)).to(tl.float16, bitcast=True) * 256.0
-        # NaN's code, otherwise 480, becomes NaN by setting the only 0 of its exponent; smaller codes carry less far
+        # NaN's code would become 480.  Only this code carries into the only 0 bit of the exponent, which makes it NaN.
         carry = (((bits & 0x7F00) + 0x0100) >> 2) & 0x2000
         return (half.to(tl.uint16, bitcast=True) | carry).to(tl.float16, bitcast=True)
 
 
 @triton.jit
 def _int8_of(byte):
-    """Convert int8 numbers, as uint16 below 256, to float16: behind 0x64, a byte is 1024 + byte."""
+    """Convert int8 numbers, as uint16 below 256, to float16: the bits 0x6400 | byte are the float16 1024 + byte."""
     return ((byte ^ 0x80) | 0x6400).to(tl.float16, bitcast=True) - 1152.0
 
 
@@ -133,7 +134,7 @@ def decode(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
 
 @triton.jit
 def decode_pairs(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
-    """(lower, upper) numbers of int16 pairs of bytes, as dtype, exactly."""
+    """Convert int16 pairs of bytes to (numbers of the lower bytes, numbers of the upper bytes) in dtype, exactly."""
     if NATIVE_FP8:
         ASM: tl.constexpr = INT8_PAIRS if FP8 == 7 else E4M3_PAIRS if FP8 == 3 else E5M2_PAIRS
         lower, upper = tl.inline_asm_elementwise(
@@ -149,9 +150,9 @@ def decode_pairs(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.const
 
 @triton.jit
 def decode_words(x, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
-    """64 + number of each int4 in int16 words of four, from the lowest bits up, exactly; float32: number - 8.
+    """Convert int16 words of four int4 numbers n to four tensors of 64 + n, from the lowest bits up, exactly.
 
-    Sums of products lose six bits of float32 by the 64, which products of 16 bits do not have.
+    In float32 they have n - 8 instead: the 64 would cost sums of products six bits, which 16-bit operands lack anyway.
     """
     if NATIVE_FP8:
         a, b, c, d = tl.inline_asm_elementwise(
@@ -169,13 +170,16 @@ def decode_words(x, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
 
 @triton.jit
 def _int4_of(bits):
-    """Convert bits 4 to 7 of uint16 words to 64 + number, float16."""
+    """Convert the number n in bits 4 to 7 of uint16 words to 64 + n, float16."""
     return ((bits & 0xF0) | 0x5400).to(tl.float16, bitcast=True)
 
 
 @triton.jit
 def scale_and_zero(scale, S: tl.constexpr):
-    """(scales, zero points as `decode_words` has numbers), float32 [N], of scales of int4, which hold both."""
+    """(scales, zero points), float32 [N], of stored int4 scales, whose lowest four bits are the zero points.
+
+    Zero points get the same offset as numbers in `decode_words`.
+    """
     bits = scale.to(tl.int32, bitcast=True)
     zero = (bits & 15) + 64
     if tl.float32 == S.COMPUTE:
@@ -185,7 +189,7 @@ def scale_and_zero(scale, S: tl.constexpr):
 
 @triton.jit
 def unpack(x, kv, S: tl.constexpr):
-    """Decode stored elements of keys or values to a tuple of parts in the compute type; int4 as `decode_words`."""
+    """Decode stored elements of keys or values to a tuple of parts in the compute type; int4 by `decode_words`."""
     if kv.PARTS == 4:
         return decode_words(x, S.COMPUTE, S.NATIVE_FP8)
     elif kv.PARTS == 2:
@@ -202,7 +206,7 @@ def opaque(x):
 
 @triton.jit
 def first_of(parts, COUNT: tl.constexpr):
-    """The first elements of a tuple."""
+    """The first COUNT elements of a tuple."""
     found = ()
     for i in tl.static_range(COUNT):
         found = found + (parts[i],)  # type: ignore[assignment]
@@ -211,7 +215,7 @@ def first_of(parts, COUNT: tl.constexpr):
 
 @triton.jit
 def power_above(x):
-    """The least power of two that is at least a float32 number >= 0, from 2^-126 to 2^126; NaN gives one of them."""
+    """The least power of two >= x, for float32 x >= 0, clamped to 2^-126 ... 2^126, even for NaN."""
     bits = (x.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
     return tl.minimum(tl.maximum(bits, 1 << 23), 253 << 23).to(tl.float32, bitcast=True)
 
@@ -224,7 +228,7 @@ def inverse_of_power(x):
 
 @triton.jit
 def in_parts(x, PARTS: tl.constexpr):
-    """x [R, D] as a tuple of PARTS parts [R, D / PARTS]; neighbouring dims lie in different parts."""
+    """x [R, D] as a tuple of PARTS parts [R, D / PARTS]: part i has dims i, i + PARTS, i + 2 PARTS, ..."""
     if PARTS == 4:
         even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
         a, c = tl.split(tl.reshape(even, [x.shape[0], x.shape[1] // 4, 2]))
@@ -288,7 +292,8 @@ def normalize_by(x, largest):
 def normalize(x):
     """Factor float32 rows [R, D] into (rows whose largest magnitude is in [2^14, 2^15), powers of two [R]).
 
-    float16 has bfloat16's precision but not its range.  It then holds all elements down to 2^-28 of a row's largest.
+    float16 has bfloat16's precision but not its range.  After this, float16 holds elements down to 2^-28 of a row's
+    largest without loss.
     """
     return normalize_by(x, tl.max(tl.abs(x), 1))
 
@@ -298,7 +303,7 @@ def _to_fp8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, MAX: tl.constexpr):
     """Convert float32 to the bits of an 8-bit float, to nearest even, clamped to +-MAX; NaN stays NaN."""
     DROP: tl.constexpr = 23 - MANTISSA
     SMALLEST_NORMAL: tl.constexpr = 2.0 ** (1 - BIAS)
-    # adding ROUNDER rounds, because float32 then has no bits below one unit of the subnormals
+    # adding ROUNDER rounds, because the float32 sum has no bits below the least subnormal
     ROUNDER: tl.constexpr = 2.0 ** (23 + 1 - BIAS - MANTISSA)
     bits = x.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
@@ -334,20 +339,20 @@ def largest(FP8: tl.constexpr):
 def scales_by_row(x, FP8: tl.constexpr, of: tl.constexpr):
     """Scales [H] of type `of` of rows x [H, D] in float32: largest magnitude / largest number of the stored type.
 
-    float16 saturates.  NaN if a row has a NaN or an infinity.
+    Scales of float16 saturate.  A scale is NaN if its row has a NaN or an infinity.
     """
     return scale_of_magnitude(magnitude_of_row(x), FP8, of)
 
 
 @triton.jit
 def magnitude_of_row(x):
-    """Largest magnitudes of rows x [H, D] in float32, as int32 words [H], which have NaN behind infinity."""
+    """Largest magnitudes [H] of float32 rows x [H, D], as int32 bits, in whose order NaN is above infinity."""
     return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
 
 @triton.jit
 def scale_of_magnitude(most, FP8: tl.constexpr, of: tl.constexpr):
-    """Scales [H] of rows with these magnitudes, as `scales_by_row` has them."""
+    """Scales [H] as from `scales_by_row`, of rows with the magnitudes `most` [H] (`magnitude_of_row`)."""
     scale = tl.div_rn(most.to(tl.float32, bitcast=True), tl.zeros_like(most).to(tl.float32) + largest(FP8))
     if of == tl.float16:
         scale = tl.minimum(scale, 65504.0)
@@ -356,23 +361,23 @@ def scale_of_magnitude(most, FP8: tl.constexpr, of: tl.constexpr):
 
 @triton.jit
 def over_scale(x, scale):
-    """Rows x [H, N] in float32 over their scales [H]; zeros beside a scale of 0 or NaN."""
+    """Divide float32 rows x [H, N] by their scales [H]; a row whose scale is 0 or NaN becomes zeros."""
     scale = scale.to(tl.float32)[:, None]
     return tl.div_rn(tl.where(scale > 0, x, 0.0), tl.broadcast_to(tl.where(scale > 0, scale, 1.0), x.shape))
 
 
 @triton.jit
 def nearest(x):
-    """float32 x with |x| < 2^22 as int32, to the nearest, to even where two are as near."""
-    return (x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000  # behind 1.5 * 2^23 float32 has no fraction
+    """Round float32 x, |x| < 2^22, to int32, to nearest even."""
+    return (x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000  # from 2^23 on float32 has no fraction
 
 
 @triton.jit
 def steps_by_row(x):
-    """(scales [H] float32, zero points [H] int32) for int4 of rows x [H, D] in float32.
+    """(scales [H] float32, zero points [H] int32) by which float32 rows x [H, D] become int4.
 
-    16 numbers from the least of x and 0 to the largest of x and 0, one of which is 0.  The scale has zeros in its
-    lowest four bits, and is NaN if a row has a NaN or an infinity.
+    The 16 int4 numbers stand for equal steps from min(row, 0) to max(row, 0); the zero point stands for 0.  The scale
+    is the step, with zeros in its lowest four bits, and is NaN if a row has a NaN or an infinity.
     """
     whole = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1) < 0x7F800000
     least, most = tl.minimum(tl.min(x, 1), 0.0), tl.maximum(tl.max(x, 1), 0.0)
@@ -385,7 +390,7 @@ def steps_by_row(x):
 
 @triton.jit
 def encode_steps(x, scale, zero):
-    """Bytes [H, D / 2] of int4 of rows x [H, D] in float32; zeros beside a scale of 0 or NaN."""
+    """Bytes [H, D / 2] of two int4 numbers, of float32 rows x [H, D]; a row whose scale is 0 or NaN counts as zeros."""
     number = nearest(over_scale(x, scale)) + zero[:, None]
     number = tl.minimum(tl.maximum(number, 0), 15)
     lower, upper = tl.split(tl.reshape(number, [x.shape[0], x.shape[1] // 2, 2]))
@@ -414,9 +419,9 @@ def encode(x, FP8: tl.constexpr, dtype: tl.constexpr):
 def quotient(x, by):
     """float32 x / by, correctly rounded for results in the range of fp8; by: one number.
 
-    On a GPU `/` may be off by two units, and a result just below a tie of fp8 would round up.  A correctly rounded
-    division for each element takes a fifth of a kernel's machine code.  So x is multiplied by a correctly rounded
-    inverse, and the exact rest, from a fused operation, corrects the product.
+    On a GPU `/` may be off by two units in the last place, so a result just below a tie of fp8 might round up.  A
+    correctly rounded division for each element takes a fifth of a kernel's machine code.  So x is multiplied by a
+    correctly rounded inverse, and the exact remainder, from a fused multiply-add, corrects the product.
     """
     if INTERPRET:  # the interpreter's fused operation rounds twice
         return tl.div_rn(x, by)
@@ -429,10 +434,10 @@ def quotient(x, by):
 
 @triton.jit
 def scale_of(number, ptr, stride, kv_head, stride_seq=None, block=None):
-    """Return number * ptr[kv_head * stride], or `number` if ptr is None; stride 0: all KV heads share the scale.
+    """Return number * ptr[kv_head * stride], or `number` if ptr is None.  With stride 0, all KV heads share the scale.
 
-    stride_seq: elements between sequences; None: all sequences share the scale.  Nothing is read for a sequence without
-    keys.
+    stride_seq: elements from a sequence's scales to the next.  None: all sequences share the scales.
+    With a stride_seq, nothing is read for a sequence without keys.
     """
     if ptr is None:
         return number

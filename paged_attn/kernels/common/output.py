@@ -7,7 +7,7 @@ from .numerics import LOG2E, decode, encode, in_parts, normalize, opaque, quotie
 from .records import Query, RowTile
 from .softmax import finish, log_sum_exp
 
-MAX_HEADS_OF_NARROW_ROWS = tl.constexpr(128)  # whose offsets fit 32 bits if rows are not WIDE (`layout.FAR_HEADS`)
+MAX_HEADS_OF_NARROW_ROWS = tl.constexpr(128)  # offsets of more heads may exceed 32 bits (`layout.FAR_HEADS`)
 
 
 @triton.jit
@@ -18,7 +18,7 @@ def addresses(rows, dim, tensor, HEAD_DIM: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def places(rows, dim, ptr, stride_token, stride_head, WIDE: tl.constexpr, HEAD_DIM: tl.constexpr, S: tl.constexpr):
-    """(addresses [R, D], mask [R, D] of the elements that exist); with PAIRED heads a row has one half of the dims."""
+    """(addresses [R, D], mask [R, D] of the elements that exist); with PAIRED heads, a row has only one half of D."""
     head = rows.kv_head * S.GROUP
     if S.KV_HEADS * S.GROUP > MAX_HEADS_OF_NARROW_ROWS or WIDE is not None:
         head = tl.cast(head, tl.int64)
@@ -36,7 +36,7 @@ def places(rows, dim, ptr, stride_token, stride_head, WIDE: tl.constexpr, HEAD_D
 
 @triton.jit
 def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
-    """Load queries [R, D] in the compute type, in as many parts as the keys; returns a Query."""
+    """Load a Query of rows [R, D] in the compute type; PARTS: number of parts of the keys."""
     ptr, inside = addresses(rows, dim, query, S.HEAD_DIM, S)
     x = tl.load(ptr, mask=inside, other=0)
     if x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE:
@@ -52,7 +52,10 @@ def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def rows_from(token, kv_head, row, valid, S: tl.constexpr):
-    """A RowTile with the fields that storing rows [R] needs; row [R]: counted from token on, int64."""
+    """A RowTile with the fields that storing rows [R] needs.
+
+    token: int64, the first row's token.  row [R]: token * GROUP + head of the group, with tokens counted from there.
+    """
     return RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, row, valid, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -111,7 +114,7 @@ def store_rows(
 
 @triton.jit
 def store_partial(partial, at, valid, dim, state, S: tl.constexpr, ALL: tl.constexpr = False):
-    """Store the state of one piece in scratch rows at [R]; accumulators of rows that saw no key only if ALL."""
+    """Store the state of one piece in scratch rows `at` [R]; without ALL, no accumulators of rows that saw no key."""
     seen = valid
     if not ALL:
         seen &= state.sum != 0  # True for NaN

@@ -3,11 +3,12 @@
 Three ways are compared, and each lane of a warp tries one size of pieces:
 
 - All blocks are cut.
-- Blocks behind whole rounds of programs are cut.  With 132 programs, these are the last 8 of 24 blocks of 8 KV heads.
-- Blocks are laid end to end, and every program has an even share of the line.  With 132 programs, 12 blocks of 8 KV
-  heads are shares of 8/11 of a block.
+- Only blocks behind whole rounds of programs are cut.  With 132 programs and 8 KV heads, these are each KV head's last
+  8 of 24 blocks.
+- Blocks are laid end to end, and every program has an even share of the line.  With 132 programs, 8 KV heads and 12
+  blocks of each, a share is 8/11 of a block.
 
-Plain Triton, so that the interpreter can run it.
+This file is plain Triton, so that the interpreter can run it.
 """
 
 from typing import Any, NamedTuple
@@ -23,13 +24,13 @@ KEYS_WORTH_A_CUT = tl.constexpr(640)
 MAX_PIECES = tl.constexpr(8)
 # Keys that take as long to process as joining one piece beyond MAX_PIECES; one program joins all pieces of a block.
 KEYS_WORTH_A_JOIN = tl.constexpr(64)
-# Larger numbers of pieces that are tried: items for a quarter of the programs, for half, one for each, two for each.
+# How many larger numbers of pieces are tried: those that give a program about 1/4, 1/2, 1 and 2 items.
 NUM_DOUBLINGS = tl.constexpr(4)
-MAX_NUMBERS_TRIED = tl.constexpr(16)  # lanes for numbers of pieces; as many lanes again cut behind whole rounds
+MAX_NUMBERS_TRIED = tl.constexpr(16)  # lanes that cut all blocks; as many further lanes cut blocks behind whole rounds
 INFINITE_TIME = tl.constexpr(3e38)  # in tiles; time of a cut that is not tried
-CUTS_PER_EVEN_SHARE = tl.constexpr(1.8)  # cuts (KEYS_WORTH_A_CUT) whose time the pieces of an even share cost
+CUTS_PER_EVEN_SHARE = tl.constexpr(1.8)  # time that the pieces of an even share cost, in units of KEYS_WORTH_A_CUT
 PIECES_PER_PROGRAM = 4  # states of cut blocks in scratch, for each program
-# Keys of a sequence for each of its queries, from which on its blocks are about equally long.
+# Least number of keys for each query of a sequence with which the sequence's blocks are about equally long.
 MIN_KEYS_PER_QUERY = tl.constexpr(8)
 
 
@@ -38,7 +39,7 @@ class PieceSizes(NamedTuple):
 
     size: Any  # tiles of a piece, approximately; tiles of the longest block if none is cut
     least: Any  # fewest tiles of a piece, so that scratch has room for all states
-    uncut: Any  # blocks of a KV head, from the first on, that stay whole
+    uncut: Any  # number of a KV head's first blocks, which stay whole
     sharers: Any  # programs with even shares of all tiles instead; 0: there are none
     total: Any  # tiles of all KV heads
 
@@ -62,9 +63,10 @@ def survey(batch, lane, mods, S: tl.constexpr):
 
 @triton.jit
 def time_of(size, items, total, cut, programs):
-    """Time, in tiles, of `items` items of up to `size` tiles on all programs; each item takes `cut` tiles more.
+    """Time, in tiles, of `items` items on all programs; total: tiles of all items.
 
-    The smaller one of two upper bounds: rounds of largest items, and an even share plus one item.
+    An item has up to `size` tiles, and takes as long as `cut` tiles more.  The time is the smaller one of two upper
+    bounds: rounds of largest items, and an even share plus one item.
     """
     rounds = tl.ceil(items / programs - QUOTIENT_TOLERANCE) * (size + cut)
     return tl.minimum(rounds, total / programs * (1 + cut / tl.maximum(size, 1.0)) + size + cut)
@@ -82,7 +84,7 @@ def pieces_tried(number, filling):
 
 @triton.jit
 def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
-    """Number of programs that could have even shares; 0 if blocks do not suit, or are enough for all programs.
+    """Number of programs that could have even shares; 0 if blocks do not suit, or if every program has one.
 
     Blocks of one sequence read the same keys, and find them in L2 if they read at the same time.  So if sequences have
     several blocks, each block gets equally many programs, and all blocks must be equally long.  Blocks do not suit if
@@ -101,8 +103,8 @@ def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
 def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr, ALIKE: tl.constexpr = False):
     """Return PieceSizes with at most PIECES pieces for a program.  lane: [SCAN], 0 ... SCAN - 1.
 
-    ALIKE: cut all blocks by one rule.  Otherwise blocks behind whole rounds, taken to be as long as the others, may be
-    cut alone, or programs may get even shares.
+    ALIKE: cut all blocks by one rule.  Otherwise, two more ways are compared: cutting only blocks behind whole rounds,
+    as if all blocks were equally long, and even shares.
     """
     tiles, blocks, most, several = survey(batch, lane, mods, S)
     sharers = sharers_of(tiles, blocks, most, several, num_programs, S)

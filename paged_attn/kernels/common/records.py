@@ -16,8 +16,8 @@ class Rows(NamedTuple):
     ptr: Any
     stride_token: Any
     stride_head: Any
-    # constexpr, what bytes behind a uint8 pointer are: 3 = e4m3, 2 = e5m2, 7 = int8, 4 = two int4
-    # (records/formats.MANTISSA); 0: the pointer's own type
+    # constexpr format of the bytes behind a uint8 pointer (records/formats.MANTISSA): 3 = e4m3, 2 = e5m2, 7 = int8,
+    # 4 = two int4 numbers.  0: the pointer has the elements' own type
     FP8: Any
     WIDE: Any = None  # constexpr True: strides so large that offsets inside a block take 64 bits
 
@@ -25,8 +25,8 @@ class Rows(NamedTuple):
 class KV(NamedTuple):
     """Keys or values of any layout: RUN neighbouring elements are contiguous, and runs are stride_run apart.
 
-    An element is PARTS dims of a head: 1, or 2 if bytes are read as pairs through an int16 pointer, 4 of int4.  Where
-    int4 is written, an element is a byte of two dims, and PARTS does not count.
+    An element is PARTS dims of a head: 1 or, if bytes are read as pairs through an int16 pointer, 2 (4 for int4).
+    Kernels that write int4 ignore PARTS: their elements are bytes of two dims.
     """
 
     ptr: Any
@@ -36,7 +36,7 @@ class KV(NamedTuple):
     stride_run: Any
     RUN: Any  # constexpr
     FP8: Any  # as in Rows
-    ALIGN: Any  # constexpr power of two that divides the address and the strides, if RUN is 1 or PARTS more
+    ALIGN: Any  # constexpr power of two that divides address and strides, in elements; read if RUN is 1 or PARTS > 1
     PARTS: Any = tl.constexpr(1)
     # constexpr True: each slot and KV head has a scale.  The next fields are never None, because Triton 3.6 cannot
     # compare a tuple that holds None with None.
@@ -57,7 +57,8 @@ class KeyValues(NamedTuple):
 class Batch(NamedTuple):
     """The ragged batch, on the device, and the query lengths that this launch serves.
 
-    Numbers reach the kernel as single arguments.  In a record, Triton would compile anew for 1 and multiples of 16.
+    Numbers reach the kernel as single arguments.  If they came in a record, Triton would compile a kernel of its own
+    for 1 and for multiples of 16.
     """
 
     query_starts: Any  # int32 or int64 [seqs + 1]; None = one query token per sequence
@@ -66,15 +67,15 @@ class Batch(NamedTuple):
     page_table_stride: Any  # elements from row to row
     num_seqs: Any
     num_tokens: Any
-    shortest: Any  # query tokens of the sequences that this launch serves, inclusive; other launches serve the others
-    longest: Any
-    least: Any  # fewest tiles of a share
+    shortest: Any  # fewest query tokens of a sequence that this launch serves, inclusive
+    longest: Any  # most query tokens of such a sequence, inclusive; other launches serve the other sequences
+    least: Any  # fewest tiles of a share or piece
     slots: Any  # scratch states of each share; Hopper: of the launch
     page_starts: Any = None  # PageStarts of a ragged page table; None: one row for each sequence
 
 
 class PageStarts(NamedTuple):
-    """Begin of each row of a ragged page table: row s begins at entry starts[s * stride]; entries are `step` apart."""
+    """Start of each row of a ragged page table: row s begins at entry starts[s * stride]; entries are `step` apart."""
 
     starts: Any  # int32 or int64 [seqs + 1]; the last one is never read
     stride: Any
@@ -84,44 +85,44 @@ class PageStarts(NamedTuple):
 class Modifiers(NamedTuple):
     """Masks and modifiers of scores between q @ k^T and the softmax, and sinks."""
 
-    left: Any = None  # keys visible before a query's own position; None: all
-    right: Any = None  # keys visible after it; None: all, causal: 0
+    left: Any = None  # number of keys visible before a query's own position; None: all
+    right: Any = None  # number of keys visible after a query's own place; None: all, causal: 0
     softcap: Any = None  # float
     alibi_slopes: Any = None  # float32 [heads]; with alibi_stride_seq [seqs, heads]
-    qq_bias: Any = None  # [n, n]
+    qq_bias: Any = None  # [n, n], or [seqs, n, n] with qq_bias_stride_seq: bias of the call's own tokens
     qq_bias_stride: Any = None
     qq_bias_size: Any = None  # n
     sinks: Any = None  # [heads]
-    score_mod_args: Any = None  # arguments of Shape.SCORE_MOD behind (score, query_pos, key_pos, head)
-    query_positions: Any = None  # int [tokens], positions of queries and of the call's own keys; None: slots
+    score_mod_args: Any = None  # arguments of Shape.SCORE_MOD after (score, query_pos, key_pos, head)
+    query_positions: Any = None  # int [tokens], positions of queries and of the call's own keys; None: their places
     position_right: Any = None  # with query_positions: as `right`, but in positions of the call's own keys
     causal: Any = None  # bool [seqs]: sequences for which `right` is 0; comes with `right`
-    prefix_lens: Any = None  # int [seqs]: keys before these lengths are always visible
-    spans: Any = None  # int [seqs, spans_count, 2]: slots in [first, second) see each other
+    prefix_lens: Any = None  # int [seqs]: keys before these places are always visible
+    spans: Any = None  # int [seqs, spans_count, 2]: places in [first, second) see each other
     spans_count: Any = None
     spans_stride: Any = None
     spans_step: Any = None
-    CLIP_SPANS: Any = None  # constexpr True: the window bounds spans, too, to the right by spans_right
-    spans_right: Any = None
-    chunk: Any = None  # positions of a chunk; queries see keys of their own chunk only.  Comes with a smaller `left`
-    qq_bias_stride_seq: Any = None  # from matrix to matrix, one for each sequence; None: one matrix for all
+    CLIP_SPANS: Any = None  # constexpr True: the window and the chunk bound spans, too
+    spans_right: Any = None  # with CLIP_SPANS: number of keys visible after a query's own place in a span; None: all
+    chunk: Any = None  # positions of a chunk; queries see only keys of their own chunk.  `left` is then less than chunk
+    qq_bias_stride_seq: Any = None  # from a sequence's matrix to the next; None: all sequences share one matrix
     qq_mask: Any = None  # int32 [tokens, qq_words]: a bit for each of the call's own keys, 1 if the query sees the key
     qq_mask_stride: Any = None
     qq_words: Any = None
-    head_windows: Any = None  # int [heads, 2]: keys visible before and after, -1: all; comes with left and right
+    head_windows: Any = None  # int [heads, 2]: numbers of keys visible before and after, -1: all; comes with left
     head_windows_stride: Any = None  # from head to head; None: 2
-    BY_HEAD_TO_THE_RIGHT: Any = None  # constexpr True: heads may have a smaller `right`, in slots
-    alibi_stride_seq: Any = None  # from slopes of a sequence to the next; None: all sequences share slopes
+    BY_HEAD_TO_THE_RIGHT: Any = None  # constexpr True: heads may have a smaller `right`, counted by place
+    alibi_stride_seq: Any = None  # from a sequence's slopes to the next; None: all sequences share the slopes
     ALIBI_SYMMETRIC: Any = None  # constexpr True: the bias is -slope * |key - query|
     # 16 * rank + 2, where keys lie over ranks (`shards.py`): Triton would compile anew for 1 and for multiples of 16
     shard_rank: Any = None
 
 
 class Scales(NamedTuple):
-    """Each scale is a number, times ptr[KV head * stride] if ptr is given; stride 0: all KV heads share the scale.
+    """Each scale is a number, times ptr[KV head * stride] if ptr is given.  Stride 0: all KV heads share the scale.
 
-    With a stride_seq, ptr has a row for each sequence.  The fields of one scale are no record of their own, because a
-    loop cannot ask whether a record is absent.
+    With a stride_seq, ptr has a row for each sequence.  A scale's fields are not a record of their own, because a loop
+    cannot ask whether a record is absent.
     """
 
     softmax: Any
@@ -137,7 +138,7 @@ class Scales(NamedTuple):
     key_stride: Any = None
     value_stride: Any = None
     out_stride: Any = None
-    gate_ptr: Any = None  # [tokens, heads, head_dim]: results are multiplied by the gate's logistic function
+    gate_ptr: Any = None  # [tokens, heads, value_dim]: results are multiplied by the gate's logistic function
     gate_stride_token: Any = None
     gate_stride_head: Any = None
     token_ptr: Any = None  # float32 [tokens, KV heads]: another factor of scores
@@ -146,7 +147,7 @@ class Scales(NamedTuple):
     query_stride_seq: Any = None  # from sequence to sequence; None: all sequences share the scale
     key_stride_seq: Any = None
     value_stride_seq: Any = None
-    # Scales of each slot and KV head, for Hopper kernels alone; others find them in KV
+    # Scales of each slot and KV head, for Hopper kernels alone; portable kernels find these scales in KV
     slot_key_ptr: Any = None  # float32 or float16
     slot_key_stride_page: Any = None
     slot_key_stride_slot: Any = None
@@ -170,8 +171,8 @@ class Rotary(NamedTuple):
 
     table: Any  # [length, 2 * pairs]: cosines, then sines; contiguous rows
     stride: Any  # from row to row
-    length: Any = None  # comes with positions
-    positions: Any = None  # int32 or int64 [tokens], or [3, tokens] with sections; None: row t is of token t
+    length: Any = None  # rows of the table; comes with positions
+    positions: Any = None  # int32 or int64 [tokens], or [3, tokens] with sections; None: row t is for token t
     positions_stride: Any = None  # from section to section; None: there are no sections
 
 
@@ -181,8 +182,10 @@ class Scratch(NamedTuple):
     # float32, divided by merge.partial_of.  With a merge launch, int32 [blocks, KV_HEADS, 2] follow: pieces of a block
     # (1: whole), and the row of its first state.
     states: Any
-    # int32, how many programs have stored states of a cut block; by KV head and the share in which the block begins.
-    # Counters of groups of pieces follow, by the slot of the first (hopper/schedule/join.py).  0 between launches.
+    # int32, 0 between launches: how many programs have stored states of a cut block.  A block's counter is that of its
+    # KV head and of the share in which the block begins; in Hopper's kernel for blocks, that of its first slot.  On
+    # Hopper, counters of the scheduler come first (coverage.COUNTERS_PER_LAUNCH), and counters of groups of pieces last
+    # (hopper/schedule/join.py).
     counters: Any
 
 
@@ -191,6 +194,7 @@ class Partial(NamedTuple):
 
     Every share has two slots: 0 for a piece whose block began in an earlier share, 1 for a piece that begins its block.
     Pieces of a fixed size (Shape.PIECE) lie side by side instead, in the slots of the share in which the block begins.
+    In Hopper's kernel for blocks, the pieces of each block lie side by side in the launch's slots.
     """
 
     # [shares, slots, KV_HEADS, LIVE, VALUE_PADDED]; in hopper/schedule/join.py a state may be [DIM / 16, ROWS, 16]
@@ -208,29 +212,29 @@ class Shape(NamedTuple):
     GROUP: int  # query heads of a KV head
     KV_HEADS: int
     HEAD_DIM: int
-    DIM: int  # HEAD_DIM rounded up to a power of two; latents: VALUE_PADDED
-    VALUE_DIM: int  # of values and results; mostly HEAD_DIM
-    VALUE_PADDED: int  # VALUE_DIM rounded up; DIM if VALUE_DIM is HEAD_DIM
-    PAGE: int
+    DIM: int  # HEAD_DIM rounded up to a power of two, or to 192 in Hopper's blocks; latents: VALUE_PADDED
+    VALUE_DIM: int  # dims of values and results; mostly HEAD_DIM
+    VALUE_PADDED: int  # VALUE_DIM rounded up to a power of two; less if a launch has only some of the value dims
+    PAGE: int  # slots of a page
     BLOCK_Q: int  # query tokens of a block
     ROWS: int  # BLOCK_Q * GROUP rounded up to a power of two; Hopper's blocks: 64 for each warpgroup
     LIVE: int  # rows of a state in scratch
     TILE: int  # keys per step
-    CHUNK: int  # keys of a tile that are sure to lie in one page: the largest power of two that divides both
-    STAGES: int  # pipeline stages: tiles in flight
-    COMPUTE: Any  # tl.dtype of the operands of both products
+    CHUNK: int  # keys of a tile that are sure to lie in one page: gcd(TILE, PAGE); 0 on Hopper
+    STAGES: int  # pipeline stages: tiles in flight; 0 on Hopper (Pipe has its stages)
+    COMPUTE: Any  # tl.dtype of the operands of both products, unless the operands are fp8
     PRECISION: str  # of a float32 dot
     ONE_BLOCK: bool  # a sequence's queries fit one block: block = sequence, no search
-    SPLIT: bool  # programs take even shares of all work; otherwise a block each
+    SPLIT: bool  # blocks may be cut, into even shares of all work or, by Hopper's kernel for blocks, into items
     PIECE: int | None  # keys are cut only at multiples of this, and states are folded in order; None: anywhere
-    MERGE: int  # rows at a time that the program of a block's last piece joins; 0: a merge launch joins
+    MERGE: int  # rows of a cut block that its last program joins at a time; 0: a merge launch joins the pieces
     SCAN: int  # sequences that the search for a share's begin reads at once
     ONE_SCAN: bool  # SCAN covers all sequences
     PEEL: bool  # tiles that every row sees completely run in a loop of their own, without masks
     SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent
-    CLEAR: bool  # this launch zeroes the rows behind the last sequence
-    NATIVE_FP8: bool  # the target converts e4m3 in hardware
-    NORMALIZED: bool = False  # queries of any magnitude are brought into float16's range, row by row
+    CLEAR: bool  # this launch writes zeros, and log-sum-exps of -inf, to the tokens behind the last sequence
+    NATIVE_FP8: bool  # the target converts e4m3 in hardware; only then does PTX convert int8 and int4, too
+    NORMALIZED: bool = False  # bfloat16 queries of any magnitude are brought into float16's range, row by row
     WHOLE: bool = False  # even shares may begin with blocks, if blocks are about equally long; needs ONE_SCAN
     PAIRED: bool = False  # two neighbouring KV heads are read as one of twice the dims, which DIM counts
     LEADS: bool = False  # the call's next launch, of other sequences, need not wait for the end of this one
@@ -282,24 +286,24 @@ class Share(NamedTuple):
 class RowTile(NamedTuple):
     """The R rows of a block: query tokens x heads of the group.
 
-    Values that all rows share are scalars.  Offsets inside a block have 32 bits, for they take registers throughout the
-    loop.
+    Values that all rows share are scalars.  Offsets inside a block have 32 bits, because they take registers throughout
+    the loop.
     """
 
     token: Any  # int64, the block's first token in the batch
     kv_head: Any
     index: Any  # [R], token within the block
     member: Any  # [R], head within the group
-    slot: Any  # [R], in the whole sequence
-    pos: Any  # [R], the slot unless queries have positions of their own
-    first_key: Any  # [R], first and last visible key; last < first: none.  Of a shard: numbers of own keys
-    last_key: Any
+    slot: Any  # [R], the token's place in the whole sequence
+    pos: Any  # [R], position; the place unless query_positions are given
+    first_key: Any  # [R], first visible key, inclusive; with a shard, its number among own keys
+    last_key: Any  # [R], last visible key, inclusive; less than first_key if no key is visible
     valid: Any  # [R]
     context_len: Any
     first_token: Any  # the sequence's first token in the batch
     query_len: Any
-    span_begin: Any  # [R], of the spans that hold a row's slot; arbitrary without spans
-    span_end: Any
+    span_begin: Any  # [R], begin of the union of the spans that hold a row's place; arbitrary without spans
+    span_end: Any  # [R], end of this union, exclusive
     prefix: Any  # end, exclusive, of the prefix that is visible, too; arbitrary without prefixes
     seq: Any
 
@@ -307,7 +311,8 @@ class RowTile(NamedTuple):
 class Span(NamedTuple):
     """Half-open ranges of keys as they lie in the cache: [lo, hi) some row may see, [full_lo, full_hi) every row sees.
 
-    If queries have positions of their own, some of the call's own keys may be hidden in either (`scores.cut_own`).
+    Keys in both ranges may still be hidden: the call's own keys by query_positions, by a qq_mask (`scores.cut_own`) or
+    by a qq_bias, and any key by a score_mod.
     """
 
     lo: Any
@@ -328,7 +333,7 @@ class Source(NamedTuple):
     shift: Any  # contiguous keys: position p is row p + shift
     first: Any
     end: Any
-    scale: Any  # of the scores: softmax, query and key scales in one
+    scale: Any  # scale of the scores: product of the softmax, query and key scales
     page_starts: Any = None  # PageStarts of the page table
     prefix: Any = None  # keys before this position are visible, too
 
@@ -336,12 +341,12 @@ class Source(NamedTuple):
 class Query(NamedTuple):
     """Queries as operands of a tile's products."""
 
-    parts: Any  # tuple of [R, D / PARTS] in the compute type: every first dim of PARTS, every second, ...
+    parts: Any  # tuple of [R, D / PARTS] in the compute type: part i has dims i, i + PARTS, ...
     unit: Any  # float32 [R]: the query is parts * unit
 
 
 class SummedQuery(NamedTuple):
-    """A Query over int4 keys, whose zero points count as often as the query's dims add up to."""
+    """A Query over int4 keys: `total` times a key's zero point is subtracted from the query's product with the key."""
 
     parts: Any  # as in Query
     unit: Any
@@ -351,8 +356,8 @@ class SummedQuery(NamedTuple):
 class State(NamedTuple):
     """Softmax over the keys seen so far, base 2."""
 
-    # float32 [R, value dims].  Within the loop over keys a tuple of parts as in Query.  If values have scales by slot,
-    # a power of two follows, by which the parts are divided.
+    # float32 [R, value dims].  In the portable loop over keys, a tuple of parts as in Query.  If values have scales by
+    # slot, a last element is the power of two by which the parts are divided.
     acc: Any
     max: Any  # float32 [R]
     sum: Any  # float32 [R]

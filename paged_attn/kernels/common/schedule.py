@@ -23,7 +23,8 @@ from .shards import own_before
 # The second is for shares of several blocks, and for blocks of several shares.
 EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
 # If a sequence has several blocks, and no share has two, shares may also exceed even shares by this many eighths.
-# Shares at equal places of a sequence's blocks then read the same keys at the same time, mostly from L2.
+# Shares that hold the same part of different blocks of the sequence then read the same keys at the same time, mostly
+# from L2.
 EXTRA_EIGHTHS_IN_STEP = tl.constexpr(3)
 QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # error, at most, of a quotient of whole numbers in float32
 
@@ -32,8 +33,9 @@ QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # error, at most, of a quotient of whol
 def unflatten(S: tl.constexpr):
     """(block or share, KV head) of this program.
 
-    If memory bounds the launch, neighbouring programs have the KV heads of one block, whose keys lie in the same pages.
-    If arithmetic bounds the launch, neighbouring programs have the blocks of one KV head, which read the same keys.
+    With ONE_BLOCK or SPLIT, memory mostly bounds the launch, and neighbouring programs have the KV heads of one block,
+    whose keys lie in the same pages.  Otherwise, arithmetic bounds the launch, and neighbouring programs have the
+    blocks of one KV head, which read the same keys.
     """
     pid = tl.program_id(0)
     if S.ONE_BLOCK or S.SPLIT:
@@ -45,7 +47,7 @@ def unflatten(S: tl.constexpr):
 
 @triton.jit
 def work(batch, seq, inside, mods, S: tl.constexpr, kv_head=None):
-    """(blocks, tiles of each) of one or [N] sequences; 0 blocks if not `inside`, or if another launch serves them."""
+    """(blocks, tiles of each block) of one or [N] sequences; 0 blocks if not `inside`, or for another launch."""
     seq_len = load_int(batch.seq_lens + seq, inside)
     if batch.query_starts is None:
         query_len = tl.where(inside, 1, 0)
@@ -94,8 +96,8 @@ def first_tile(seq, inside, context_len, mods, S: tl.constexpr, kv_head=None):
 def line_around_gap(seq, inside, seq_len, context_len, mods, S: tl.constexpr, kv_head=None):
     """(number of tiles of the prefix, which come first on a sequence's line; tile with which the line continues).
 
-    With pieces of a fixed size the line has the tiles of the gap, too, because a piece's number follows from its
-    position.  These tiles do no work.
+    With pieces of a fixed size the line has the tiles of the gap, too, because a piece's number follows from the
+    positions of its keys.  These tiles do no work.
     """
     prefix = own_before(prefix_of(seq, inside, seq_len, mods), mods, S)
     resume = first_tile(seq, inside, context_len, mods, S, kv_head)
@@ -187,10 +189,10 @@ def whole_share(batch, blocks, tiles, index, num_shares):
 
 @triton.jit
 def whole_size(blocks, tiles, total, num_shares, least):
-    """(size of shares that begin with blocks, units of each block), in tiles; size 0: even shares are much smaller.
+    """(size of shares that begin with blocks, units of each block), in tiles; size 0: such shares would be too large.
 
     A share has several whole blocks, or an equal part of one block.  Joining pieces, and beginning a second block, take
-    as long as some tiles, and even shares have more of both.
+    as long as some tiles, and even shares have more of both.  least: fewest tiles of a share.
     """
     count = tl.sum(blocks, 0)
     longest = tl.max(tl.where(blocks > 0, tiles, 0), 0)
@@ -225,12 +227,13 @@ def even_share(batch, share, num_shares, total):
 def share_of(unit, share):
     """Number of the share that holds a unit."""
     larger = unit < share.extra * (share.size + 1)
-    # one division only, for it takes 350 bytes of machine code
+    # only one division, because a division takes 350 bytes of machine code
     return (unit - tl.where(larger, 0, share.extra)) // (share.size + tl.where(larger, 1, 0))
 
 
-# If KV heads are cut alike (`ahead` is None), equal shares of all KV heads lie side by side in scratch.  With
-# Shape.BY_HEAD, the shares of one KV head follow each other, and `ahead` counts the shares of all KV heads before it.
+# If KV heads are cut alike (`ahead` is None), scratch holds share 0 of all KV heads, then share 1 of all, and so on.
+# With Shape.BY_HEAD, the shares of one KV head follow each other, and `ahead` is the number of shares of all earlier KV
+# heads.
 
 
 @triton.jit
@@ -259,7 +262,7 @@ def slots_between(kv_heads, alike):
 
 @triton.jit
 def pieces_of(first, tile, count, S: tl.constexpr):
-    """Pieces [begin, end) that begin in tiles [tile, tile + count) of a block; its keys begin in tile `first`."""
+    """Pieces [begin, end) that begin in tiles [tile, tile + count) of a block whose keys begin in tile `first`."""
     PIECE: tl.constexpr = S.PIECE // S.TILE
     begin = tl.where(tile == 0, first // PIECE, tl.cdiv(first + tile, PIECE))
     return begin, tl.cdiv(first + tile + count, PIECE)

@@ -40,7 +40,7 @@ POINTERS = {
 
 
 class ScoreMod(NamedTuple):
-    """The function, and Triton's names of its arguments' types: all that a plan depends on."""
+    """The function, and Triton's names of the types of score_mod_args: all that a plan depends on."""
 
     function: Any
     types: tuple[str, ...]
@@ -63,7 +63,7 @@ def of_this_dialect(asked: ScoreMod | None) -> Any:
 
 
 class Inlined(JITFunction):
-    """A function in a kernel's Shape; its repr has the hash of its text, and so enters Triton's key of the kernel."""
+    """A function in a kernel's Shape; its repr has the hash of its text, for Triton's key of the kernel."""
 
     def __repr__(self) -> str:
         return f"Inlined({self.__name__} {self.cache_key})"
@@ -82,7 +82,7 @@ def interpreted(function: Any) -> Any:
 
 
 def compile_trial(asked: ScoreMod, try_kernel: Any, source: Any = ASTSource) -> Any:
-    """Compile try_kernel(scores, args, score_mod) with the function for sm_90; None if Triton is interpreted.
+    """Compile try_kernel(scores, args, score_mod) with the function for sm_90; return None if Triton is interpreted.
 
     source: Triton's class for kernels of try_kernel's dialect.
     """
@@ -106,7 +106,7 @@ def try_kernel(scores, args, score_mod: tl.constexpr):
 
 @functools.lru_cache(maxsize=256)
 def loads_by_score(asked: ScoreMod) -> bool:
-    """Whether the function loads from addresses that depend on the score; False if Triton is interpreted."""
+    """Whether a load or branch of the function may depend on the score; False if Triton is interpreted."""
     kernel = compile_trial(asked, try_kernel)
     if kernel is None:
         return False

@@ -19,8 +19,8 @@ from .shards import place_of_key
 def softcap(scores, cap, FAR: tl.constexpr):
     """cap * tanh(scores / cap); exponents beyond 64 change nothing, and are clamped.
 
-    Exponentials are off by about 2^-23 of the cap, however small a score is.  FAR: the cap is too large for that, and
-    scores well below the cap take tanh's series, which is off by 2^-23 of the score.
+    Exponentials are off by about 2^-23 of the cap, however small a score is.  FAR: the cap is too large for that error,
+    so scores below 0.4 * cap in magnitude take tanh's series, which is off by 2^-23 of the score.
     """
     if FAR:
         x = scores * (1.0 / cap)
@@ -38,7 +38,7 @@ def softcap(scores, cap, FAR: tl.constexpr):
 
 @triton.jit
 def scale_by_token(scale, scales, rows, PARTS: tl.constexpr = 1):
-    """The scale of scores, a scalar or [R], times the scale of each row's token [R], if given.
+    """The scale of scores, a scalar or [R], times the scale of each row's token, [R], if tokens have scales.
 
     PARTS: KV heads of the kernel for each KV head of the cache.
     """
@@ -70,7 +70,7 @@ def reaches_own(tile, rows, mods, S: tl.constexpr):
 
 @triton.jit
 def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Scores plus the query-query bias, if a tile may hold the call's own keys."""
+    """Scores plus the query-query bias, if the tile may hold the call's own keys."""
     if mods.qq_bias is not None:  # noqa: SIM102 (one is decided at compile time)
         if reaches_own(tile, rows, mods, S):
             scores = _add_entries(scores, rows, place_of_key(tile + key, mods, S), mods)
@@ -122,7 +122,7 @@ def _add_entries(scores, rows, slot, mods):
 
 @triton.jit
 def position_of(slot, rows, mods):
-    """Positions of the keys in slots [N]: own keys have the positions of their queries, cached keys their slots."""
+    """Positions of the keys at places `slot` [N]: query_positions for the call's own keys, places for earlier keys."""
     index = slot - rows.context_len
     own = (index >= 0) & (index < rows.query_len)
     pos = tl.load(mods.query_positions + rows.first_token + index, mask=own, other=0)
@@ -131,7 +131,7 @@ def position_of(slot, rows, mods):
 
 @triton.jit
 def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
-    """Correct ALiBi, which `modify` computes from slots of keys, to the positions of the call's own keys in a tile."""
+    """Scores with ALiBi, which `modify` computes by places, corrected to the positions of the call's own keys."""
     if mods.query_positions is not None:  # noqa: SIM102 (one is decided at compile time)
         if reaches_own(tile, rows, mods, S):
             slot = place_of_key(tile + key, mods, S)
@@ -147,9 +147,9 @@ def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
 
 @triton.jit
 def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Scores with minus infinity where qq_mask, or a window by positions, hides the call's own keys.
+    """Scores with minus infinity where qq_mask, or a window or chunk by positions, hides the call's own keys.
 
-    Bounds in slots (`mask`) cannot hide these keys.
+    `mask`, whose bounds are places, cannot hide these keys.
     """
     scores = cut_by_mask(scores, rows, key, tile, mods, S)
     CUTS: tl.constexpr = mods.left is not None or mods.position_right is not None
@@ -179,14 +179,14 @@ def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
 def call_score_mod(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.constexpr = False):
     """Scores [R, N] from the user's function; FULL: all keys of the tile are keys of the sequence.
 
-    Positions are clamped to the sequence, so loads of the function by position stay in bounds.
+    Positions are clamped to the sequence, so the function's loads by position stay in bounds.
     """
     if S.SCORE_MOD is not None:
         last = rows.context_len + rows.query_len - 1
         key_pos = place_of_key(tile + key, mods, S)
         if mods.query_positions is not None:
-            # No branch here: Triton would join it with that of the bias.  Loads of the function by these positions
-            # would then depend on the scores, and Triton's pipeliner refuses such loads up to 3.8.
+            # No branch here: Triton would join a branch with the branch of the bias.  The function's loads by these
+            # positions would then depend on the scores, and Triton's pipeliner fails at such loads up to 3.8.
             key_pos = tl.maximum(position_of(key_pos, rows, mods), 0)
         if not FULL or mods.query_positions is not None:
             key_pos = tl.minimum(key_pos, last)
@@ -218,7 +218,7 @@ def modify(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.constexpr = 
 
 @triton.jit
 def mask(scores, rows, key, tile, end, mods):
-    """Scores with minus infinity where a row must not see a key: outside its window, or at positions >= end."""
+    """Scores with minus infinity where a row must not see a key: outside its bounds and prefix, or from `end` on."""
     # bounds are moved instead of keys, which are constants and need no registers
     visible = key[None, :] <= (tl.minimum(rows.last_key, end - 1) - tile)[:, None]
     if mods.left is not None:

@@ -1,8 +1,8 @@
 """Keys over ranks: which keys of a sequence are this rank's own, and their positions.
 
 Stripes of Shape.STRIPE consecutive positions go to ranks 0, 1, ... in turn.  A rank's caches hold its own keys one
-after another, numbered from 0.  The order of own keys is that of their positions, so own keys between two positions lie
-between two numbers.  Bounds are converted once for each row, and masks by these bounds need no key's position.
+after another, numbered from 0.  Own keys are in the order of their positions, so the own keys between two positions
+have consecutive numbers.  Bounds are converted once for each row, and masks by these bounds need no key's position.
 """
 
 import triton
@@ -50,13 +50,13 @@ def place_of_key(key, mods, S: tl.constexpr):
 
 @triton.constexpr_function
 def added_apart(stripe, tile):
-    """Whether the position of key i of a tile is a sum of two terms: one of the tile, and one of i."""
+    """Whether the position of key i of a tile is a sum of two terms, one for the tile and one for i."""
     return stripe & (stripe - 1) == 0 or stripe % tile == 0
 
 
 @triton.jit
 def own_block(block, mods, S: tl.constexpr):
-    """Return the block for loaders of a shard's keys: seq_len is the number of own keys."""
+    """Return the block for loaders: with a shard, seq_len is the number of own keys."""
     if mods.shard_rank is None:
         return block
     else:

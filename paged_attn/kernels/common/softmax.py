@@ -41,9 +41,11 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr, of_va
 
     unit [R]: factor that brings scores to base 2.  ALL_SEE: every row sees a key of the tile.
 
-    of_values [N]: scales of the values, which multiply their weights; None: the values have one scale, applied later.
-    Weights are multiples of the largest scale so far, rounded to a power of two, and so stay in float16's range.
-    zeros [N]: what v is beside a value of 0; comes with of_values.  A value is (v - zero) * scale.
+    of_values [N]: scales of the values, by which their weights are multiplied.  None: the values have one scale, which
+    is applied later.  Weights are then divided by a power of two, the last element of state.acc, which is at least the
+    largest scale so far.  So weights stay in float16's range.
+
+    zeros [N]: zero points, which come with of_values.  A value is (v - zero) * scale.
     """
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = row_max if ALL_SEE else base_of(row_max)
@@ -62,7 +64,7 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr, of_va
         fade = decay * (before * inverse)
         parts = first_of(state.acc, len(v))
     old = scaled(parts, fade[:, None])
-    if zeros is not None:  # of rounded weights, whose errors then meet v - zero as in the product
+    if zeros is not None:  # by rounded weights, as in the product, so that rounding errors are multiplied by v - zero
         old = less(old, tl.sum(weights.to(v[0].dtype).to(tl.float32) * zeros[None, :], 1)[:, None])
     acc = ()
     for i in tl.static_range(len(v)):

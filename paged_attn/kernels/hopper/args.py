@@ -1,4 +1,7 @@
-"""Records of the Hopper kernels: compile-time options, rings, queries, work items.  `kernels/common` has the others."""
+"""Records of the Hopper kernels alone: compile-time options, rings, queries, work items.
+
+`common/records.py` has the records that all dialects share.
+"""
 
 from typing import Any, NamedTuple
 
@@ -8,51 +11,53 @@ import triton
 class Pipe(NamedTuple):
     """Compile-time options of a kernel: its warps, its rings, and forms of its arithmetic."""
 
-    SHARES: bool  # programs take even shares of all tiles; otherwise work items from a counter
-    CONSUMERS: int  # warp partitions that multiply, each with ROWS query rows, or with COLUMNS of them as columns
+    SHARES: bool  # each program has an even share of all tiles (shares.py, few rows of mixed.py); False: blocks.py
+    # warp partitions that multiply.  Each has ROWS query rows as rows of products, or COLUMNS query rows as columns.
+    # Latent rows: two consumers share ROWS rows
+    CONSUMERS: int
     KEY_STAGES: int  # slots of the ring of keys that consumers read
     # slots of the ring of values; 0: keys and values alternate in the ring of keys.  Latents: slots of the ring of the
     # key dims behind the values
     VALUE_STAGES: int
-    LOADERS: int  # loader warps for each ring; each loads an equal part of every tile's keys
+    LOADERS: int  # loader warps for each ring; each loads an equal part of every tile
     BOX: int  # keys of one TMA box
-    ROWS_PER_PAGE: Any  # cache rows (a TMA coordinate: one for each slot) from page to page; x-packed: 1 for a page
+    ROWS_PER_PAGE: Any  # rows of the TMA descriptor from page to page, one row for each slot's stride; x-packed: 1
     SKIP: int  # rows of scratch from a block's first state to its second
     STRIDE: int  # rows of scratch from each later state to the next
     ROWS: int = 64  # query rows of a consumer: 64 for each of its warpgroups
-    JOINED: int = 8  # most states of pieces that a joining program loads together
-    GROUPED: int = 0  # a block with more pieces is joined in groups of pieces; 0: never in groups
-    BRIEF: bool = False  # as little machine code as possible, because a small decode waits for code: one loader warp
-    AT_ONCE: bool = False  # weights of rows use the running maximum, and are made again if it was too small
+    JOINED: int = 8  # maximum number of states of pieces that a joining program loads together
+    GROUPED: int = 0  # a block with more pieces than this is joined in groups of pieces; 0: never in groups
+    BRIEF: bool = False  # as little machine code as possible, because a small decode waits for it; one loader warp
+    AT_ONCE: bool = False  # weights of rows use the maximum so far, and are made again if that maximum was too small
     IN_TURN: bool = False  # ping-pong: a consumer's two warpgroups start products in turn (tile_loop.py)
     AHEAD: bool = False  # the next item's first keys are multiplied while an item's results are stored
-    MIXED: bool = False  # items come from two lists, one of long and one of short queries
+    MIXED: bool = False  # items come from two lists, one of long and one of short queries; False in the mixed kernel
     COLUMNS: int = 0  # few query rows of a consumer, as columns of products; 0: query rows are rows of products
-    PREFETCH: bool = False  # empty boxes fetch the TMA descriptors while the schedule is computed
+    PREFETCH: bool = False  # boxes from outside the caches let TMA fetch descriptors while the schedule is computed
     PACKED: bool = False  # the cache is x-packed (packed.py)
-    FP8: int = 0  # mantissa bits of an fp8 cache; 0: a cache of 16 bits
+    FP8: int = 0  # format of an fp8 or int8 cache (`formats.MANTISSA`); 0: a cache of 16 bits
     CONVERT: int = 0  # what the converter warpgroup does to tiles (convert.py); 0: there is no converter
     CONVERT_REGISTERS: int = 56  # registers of each thread of the converter
-    RAW_STAGES: int = 0  # slots of each ring from which the converter reads
+    RAW_STAGES: int = 0  # slots of a ring from which the converter reads; rest of latents: `raw_slots_of_rest`
     FP8_KEYS: bool = False  # q @ k^T has fp8 operands: fp8 queries, or 16-bit queries as sums of two fp8 terms
     FP8_PRODUCTS: bool = False  # both products have fp8 operands: queries, keys, weights and values
     COARSE: bool = False  # fp8 weights come from a straight line through each octave instead of exponentials
-    TANH: bool = False  # the softcap takes tanh.approx, off by up to 2^-11 of a score, instead of exponentials
+    TANH: bool = False  # the softcap takes tanh.approx, with a relative error up to 2^-11, instead of exponentials
     TERMS: int = 0  # terms of the polynomial that caps small scores with AT_ONCE (asm/weights.py); 0: no polynomial
     QUERY_BOX: bool = False  # queries come through TMA; otherwise through the consumers' registers
-    QUERY_SLOTS: int = 1  # blocks whose queries fit shared memory, with QUERY_BOX; 2: the next block's may come early
-    BESIDE: bool = False  # the pipe of few rows that one warpgroup serves beside blocks (mixed.py)
-    FOLLOWS: bool = False  # the second launch of a call, which waits for the first one at its own end
+    QUERY_SLOTS: int = 1  # with QUERY_BOX, blocks whose queries fit shared memory; 2: the next ones may come early
+    BESIDE: bool = False  # True for the pipe of few rows that one warpgroup serves beside blocks (mixed.py)
+    FOLLOWS: bool = False  # this launch begins before the previous one ends, and waits for that one at its own end
     HEADS_ABREAST: int = 0  # KV heads of a sequence whose blocks come before the next heads' blocks; 0: all KV heads
     PARTS: int = 1  # parts into which a KV head's query heads are cut; each part is scheduled like a KV head
     HALVES: bool = False  # a latent tile takes two slots, each with half of the value dims
     SLOT_SCALES: bool = False  # each slot and KV head of the cache has a scale (slot_scales.py)
-    FROM_DIM: int = 0  # first of this launch's VALUE_PADDED value dims; another launch has the other dims
+    FROM_DIM: int = 0  # first of this launch's VALUE_PADDED value dims; wider values take two launches
 
 
 @triton.constexpr_function
 def is_shared(P):
-    """Whether a consumer is two or four warpgroups that run one copy of the code; its warps wait by themselves."""
+    """Whether a consumer has two or four warpgroups, which run one copy of the code; each warp then waits by itself."""
     return P.ROWS >= 128
 
 
@@ -82,22 +87,22 @@ def slots_of_tile(P):
 
 @triton.constexpr_function
 def raw_slots_of_rest(P):
-    """Slots of the raw ring of the latent dims behind the values; loaders fill it, and the converter reads it."""
-    return -(-P.RAW_STAGES // (2 if P.HALVES else 1))  # slots_of_tile, which Triton 3.6 cannot call from here
+    """Slots of the ring of raw key dims behind the values of latents, which loaders fill and the converter reads."""
+    return -(-P.RAW_STAGES // (2 if P.HALVES else 1))  # the divisor is slots_of_tile, which Triton 3.6 cannot call here
 
 
 @triton.constexpr_function
 def rows_of_consumer(P):
-    """Query rows of a block that one consumer has: ROWS, or COLUMNS if several consumers share a block's columns.
+    """Rows of a block from one consumer's first to the next one's: COLUMNS if consumers share columns, else ROWS.
 
-    With two lists, only the blocks of the second list are columns, and the first consumer has all of them.
+    With two lists, only blocks of the second list are columns, and the first consumer alone serves these blocks.
     """
     return P.COLUMNS if P.SHARES and P.COLUMNS > 0 and P.CONSUMERS > 1 else P.ROWS
 
 
 @triton.constexpr_function
 def has_latent_rows(S, P):
-    """Whether two consumers share rows of latents: they take tiles in turn, and each has half of the value dims."""
+    """Whether two consumers share rows of latents: the two take tiles in turn, and each has half of the value dims."""
     return S.REST is not None and P.COLUMNS == 0
 
 
@@ -109,22 +114,25 @@ def query_parts(P):
 
 @triton.constexpr_function
 def dim_parts(dims):
-    """Number of parts of 64 dims: 3 for 192 dims, because Triton's shapes are powers of two; 1 for a power of two."""
+    """Number of parts of 64 dims into which dims are divided; 1 for a power of two, which stays whole.
+
+    192 dims take three parts, because Triton's shapes are powers of two.
+    """
     return dims // 64 if dims & (dims - 1) else 1
 
 
 class Ring(NamedTuple):
     """Slots of shared memory that loaders fill and consumers empty, with a full and an empty mbarrier for each slot."""
 
-    # [STAGES, TILE, 1, DIM].  Transposed values: [STAGES, DIM, 1, TILE].  x-packed: [STAGES, boxes, 1, ...].
-    # With dims in parts: [STAGES * parts, TILE, 1, 64].
+    # [STAGES, TILE, 1, DIM].  Transposed values: [STAGES, DIM, 1, TILE].  With dims in parts: [STAGES * parts, TILE, 1,
+    # 64].  Even shares over an x-packed cache: [STAGES, boxes, 1, ...] (`packed.make_boxes`).
     slots: Any
     full: Any  # mbarriers [STAGES, 1]; with gates [DEPTH, 1]
     empty: Any  # as `full`
     full_at: Any  # shared-memory address of the first full mbarrier, if warps wait by themselves; otherwise never used
     empty_at: Any
     at: Any  # shared-memory address of the first slot, if assembly multiplies the slots; otherwise never used
-    scales: Any  # with SLOT_SCALES float32 [STAGES, TILE], of values [2 * STAGES, TILE]; otherwise never used
+    scales: Any  # with SLOT_SCALES float32 [STAGES, TILE] for keys, [2 * STAGES, TILE] for values; otherwise never used
 
 
 class Loader(NamedTuple):
@@ -153,9 +161,12 @@ class Turn(NamedTuple):
 class Queries(NamedTuple):
     """A block's queries in shared memory."""
 
-    slots: Any  # [CONSUMERS * parts, R, 1, DIM / parts]; [QUERY_SLOTS * parts, ...] if blocks take slots in turn
-    full: Any  # mbarriers [CONSUMERS, 1] or [QUERY_SLOTS, 1]
-    empty: Any  # mbarriers [QUERY_SLOTS, 1] if blocks take slots in turn; otherwise never used
+    # [slots, R, 1, D].  Each consumer has a slot or, if blocks take slots in turn, each of QUERY_SLOTS blocks.  Instead
+    # of one slot, queries have two for the terms of a sum (`query_parts`), or one for each part of their dims.  Latent
+    # rows: two consumers share a slot.
+    slots: Any
+    full: Any  # mbarriers [CONSUMERS, 1]; [DEPTH, 1] if blocks take slots in turn (`gates.gate`)
+    empty: Any  # mbarriers [DEPTH, 1] if blocks take slots in turn; otherwise never used
     full_at: Any  # shared-memory addresses, as in Ring
     empty_at: Any
     at: Any
@@ -165,7 +176,7 @@ class QueryRows(NamedTuple):
     """A consumer's queries of one block, as operands in shared memory."""
 
     parts: Any  # tuple of matrices: [R, D] whose sum is the queries, or [R, 64] with 64 neighbouring dims each
-    at: Any  # shared-memory address of the first matrix, if known
+    at: Any  # shared-memory address of the first matrix, if assembly multiplies the matrix; otherwise never used
 
 
 class Rings(NamedTuple):
@@ -174,7 +185,7 @@ class Rings(NamedTuple):
     key: Any  # Ring
     value: Any  # Ring; latents: the ring of the key dims behind the values
     queries: Any  # Queries
-    room: Any  # the bank (sums of fp8 products, or of fixed pieces), or weights of columns; otherwise never used
+    room: Any  # the bank (sums of fp8 products, or of fixed pieces), or weights of columns or latents; else never used
     extra: Any  # the operand of ones for COARSE, flags of columns, or LatentRoom; otherwise never used
 
 
@@ -183,7 +194,7 @@ class LatentRoom(NamedTuple):
 
     flags: Any  # columns: int32 [CONSUMERS, lanes, warps]; rows: never used
     rest: Any  # queries' dims behind the value dims: columns [CONSUMERS, N, REST]; rows [1, ROWS, REST]
-    both: Any  # columns: mbarrier at which two consumers meet; rows: float32 [2, ROWS, 4] that they exchange
+    both: Any  # columns: mbarrier at which two consumers meet; rows: float32 [2, ROWS, 4] that two consumers exchange
     rest_at: Any  # rows: shared-memory address of `rest`; columns: never used
 
 
@@ -199,8 +210,8 @@ class Mail(NamedTuple):
     """Two letters in shared memory, by which the scheduling warp tells all other warps the next items."""
 
     letters: Any  # int32 [2 * FIELDS, 1]
-    full: Any  # mbarriers [2, 1]
-    empty: Any
+    full: Any  # mbarriers [2, 1]; with gates [DEPTH, 1]
+    empty: Any  # as `full`
     full_at: Any  # as in Ring
     empty_at: Any
 
@@ -236,7 +247,7 @@ class Results(NamedTuple):
 
     lse: Any
     partial: Any  # Partial
-    # int32 counters of programs that have stored states: one for each block, then one for each group of pieces.  All
-    # are 0 between launches.  With a merge launch: the cuts that the merge launch reads (`merge.cuts_of`).
+    # int32 counters of programs that have stored states: one for each block and consumer, then one for each group of
+    # pieces.  All are 0 between launches.  With a merge launch: the cuts that the launch reads (`merge.cuts_of`).
     told: Any
     scales: Any  # Scales

@@ -3,8 +3,8 @@
 Programs take items from counters or, if blocks are few, along their even shares of a line (`schedule/items.py`).
 
 Either one consumer partition has two or four warpgroups, or each of two or three partitions has one warpgroup.  Two or
-four loader warps load tiles, and the last loader warp is also the tile scheduler.  For fp8 caches, one more warpgroup
-may convert tiles.
+four loader warps load tiles, and the last loader warp is also the tile scheduler.  For fp8 and int8 caches, one more
+warpgroup may convert tiles.
 """
 
 import triton
@@ -34,8 +34,8 @@ from .schedule.lists import first_of_many, make_lists
 from .schedule.mail import make_mail, publish, read
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, replaced
 
-# Value tiles of an item that are not yet loaded when the next item is published.  The next queries and first keys have
-# that long to arrive.  A larger number would bind a program to an item long before the program is free.
+# Value tiles of an item that are not yet loaded when the next item is published.  The next queries and first keys
+# arrive while these tiles are used.  A larger number would bind a program to an item long before the program is free.
 TILES_LEFT_AT_NEXT_ITEM = gl.constexpr(4)
 
 
@@ -75,9 +75,9 @@ def hand_out_items(loader, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr
 
     The warp takes the next item only near the end of the present item, because that balances the programs' work.
 
-    While a single consumer waits for the next item's first keys, the tensor cores idle.  So its next item is published
-    before the last TILES_LEFT_AT_NEXT_ITEM value tiles of an item are loaded.  Several consumers would gain nothing
-    from that.
+    While a single consumer waits for the next item's first keys, the tensor cores idle.  So a single consumer's next
+    item is published before the last TILES_LEFT_AT_NEXT_ITEM value tiles of an item are loaded.  Several consumers
+    would gain nothing from that.
     """
     ALONE: gl.constexpr = P.CONSUMERS == 1
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
@@ -101,7 +101,7 @@ def hand_out_items(loader, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr
             block, table, kv_head, lo = begin_item(batch, item, mods, S, P)
             tile, end = item.begin, item.end
             if ALONE:
-                for i in range(gl.maximum(end - TILES_LEFT_AT_NEXT_ITEM - tile, 1)):  # all but the rest
+                for i in range(gl.maximum(end - TILES_LEFT_AT_NEXT_ITEM - tile, 1)):  # all except the tiles left
                     at = end - 1 - i
                     if at <= tile + TILES_LEFT_AT_NEXT_ITEM:
                         from_many, answer = ask(counters, taken, lists, P)
@@ -147,7 +147,7 @@ def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.
 
 @gluon.jit
 def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
-    """Run the converter warpgroup: convert fp8 tiles of every item into operands of the consumers."""
+    """Run the converter warpgroup: convert fp8 or int8 tiles of every item into operands of the consumers."""
     raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     turns = raw_turns
     number = 0
@@ -163,7 +163,7 @@ def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def beside_first(out, results, query, raw, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Run warpgroup NUMBER, beside the first consumer: another consumer or, as the highest number, the converter."""
+    """Run a warpgroup beside consumer 0: consumer NUMBER or, if NUMBER is the number of consumers, the converter."""
     if NUMBER < P.CONSUMERS:
         consume_items(out, results, query, rings, jobs, NUMBER, S, P)
     else:
@@ -185,7 +185,7 @@ def registers_of(P):
 @gluon.jit
 def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """(Rings that consumers read, Rings that loaders fill); the two differ where a converter stands between them."""
-    room = queries.slots  # never used: a record with a None cannot be returned
+    room = queries.slots  # placeholder where there is no room, because a record with a None cannot be returned
     extra = room
     if P.COARSE:
         extra = make_ones(dtype, S, P)
@@ -255,7 +255,7 @@ def blocks_kernel(
     start_with(gates, P)
     keys, values = Loader(key_box, new_key_box, raw.key, 0), Loader(value_box, new_value_box, raw.value, 0)
     LAST: gl.constexpr = P.LOADERS - 1
-    BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != NONE)  # warpgroups
+    BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != NONE)  # warpgroups beside the first consumer
     gl.static_assert(P.FROM_DIM == 0 or (BESIDE == 0 and P.LOADERS == 1))
     OF_KEYS: gl.constexpr = replaced(P, FROM_DIM=0)  # every launch reads all dims of the keys
     if BESIDE == 0 and P.LOADERS == 1:

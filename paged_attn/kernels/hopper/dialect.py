@@ -45,8 +45,9 @@ def _why_unnamed() -> str | None:
 
 
 def why_no_gluon() -> str | None:
-    """Return why all calls go to the portable kernels (PAGED_ATTN_HOPPER=0, or an unknown Triton), else None.
+    """Return why all calls go to the portable kernels, else None.
 
+    Reasons are PAGED_ATTN_HOPPER=0, missing names, and a Triton that is too old or is unknown and failed its trial.
     PAGED_ATTN_HOPPER=1 accepts every Triton in which the kernels can be imported.
     """
     if triton_trial.ASKED == "0":
@@ -57,7 +58,7 @@ def why_no_gluon() -> str | None:
 
 
 def gluon_available() -> bool:
-    """Whether the Hopper kernels can be used with this Triton; warns once if names are missing."""
+    """Whether the Hopper kernels can be used with this Triton; warns once if names are missing or a trial failed."""
     return why_no_gluon() is None
 
 
@@ -89,7 +90,7 @@ def multiplies_fp8(launch: Launch) -> bool:
 
 
 def compiled(launch: Launch) -> tuple[object, ...]:
-    """Return the key of a launch's compiled kernel, without numbers that are not specialised, as `least`."""
+    """Return the key of a launch's compiled kernel, without numbers that are not specialised, such as `least`."""
     return (launch.shape, launch.pipe, launch.config, launch.shortest, launch.longest)
 
 

@@ -23,7 +23,7 @@ from .shim import TensorDescriptor, gl
 
 
 def _boxes(launch: Launch, call: Any) -> list[Any]:
-    """Return TMA descriptors of keys, values, new keys, new values and, except for even shares alone, of queries.
+    """Return TMA descriptors of keys, values, new keys, new values and, except for the shares kernel, queries.
 
     None stands for an absent tensor, or for queries that do not come through TMA.
     """
@@ -39,7 +39,10 @@ def _boxes(launch: Launch, call: Any) -> list[Any]:
 
 
 def _latent_boxes(launch: Launch, call: Any) -> list[Any]:
-    """Return `_boxes` of latents: two boxes of the cache, of its value dims or half of them, and of the dims behind."""
+    """Return `_boxes` of latents: boxes of value dims (of half of them with HALVES) in place of boxes of keys.
+
+    Boxes of the key dims behind the values take the place of boxes of values; None if there are no such dims.
+    """
     shape, pipe = launch.shape, launch.pipe
     widths = [(shape.VALUE_DIM, shape.DIM // (1 + pipe.HALVES))]
     if shape.REST:
@@ -71,7 +74,7 @@ def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
 
 
 def _of_slots(name: str, kv: KV) -> dict[str, Any]:
-    """Return the fields of Scales for scales by slot of keys or values, if there are any."""
+    """Return the fields of Scales for scales by slot, if there are any.  name: "key" or "value"."""
     if not kv.SCALED:
         return {}
     strides = {axis: getattr(kv, f"scale_stride_{axis}") for axis in ("page", "slot", "head")}
@@ -117,7 +120,7 @@ def _box(
 
 
 def _heads(shape: Shape, pipe: Pipe) -> int:
-    """Number of KV heads along a descriptor's axis of heads; with PAIRED, of pairs of KV heads."""
+    """Number of KV heads along a descriptor's axis of heads; with PAIRED, number of pairs of KV heads."""
     return shape.KV_HEADS // pipe.PARTS
 
 
@@ -127,10 +130,10 @@ def _box_dims(padded: int) -> int:
 
 
 def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """Descriptor of a cache as [rows, heads, dim]: rows are one slot's stride apart, and pages ROWS_PER_PAGE rows.
+    """Descriptor of a cache as [rows, heads, dim]: rows are a slot's stride apart, and pages ROWS_PER_PAGE rows apart.
 
-    dim: dims of each key or value; boxes have `padded` dims.  PAIRED: the descriptor has half as many heads of twice
-    the dims.
+    dim: dims of each key or value; boxes have `padded` dims, or parts of these (`_box_dims`).  PAIRED: the descriptor
+    has half as many heads of twice the dims.  x-packed caches have other axes (`_packed_box`, `_core_box`).
     """
     if pipe.PACKED:
         return (_packed_box if pipe.SHARES else _core_box)(kv, dim, padded, shape, pipe)
@@ -141,9 +144,10 @@ def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> Tensor
 
 
 def _packed_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """Descriptor of an x-packed cache as [pages, heads, runs, page_size * run]; a run is a key's neighbouring elements.
+    """Descriptor of an x-packed cache as [pages, heads, runs, page_size * run], for left operands.
 
-    A box that is a whole contiguous page is loaded as rows of MAX_BOX_ELEMENTS elements.
+    A run is a key's neighbouring elements; values have runs of one element.  A box that is a whole contiguous page is
+    loaded as rows of MAX_BOX_ELEMENTS elements.
     """
     run = kv.RUN.value
     runs, row, box = dim // run, shape.PAGE * run, [padded // run, pipe.BOX * run]
@@ -175,7 +179,10 @@ def _core_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> Tensor
 
 
 def new_box(kv: KV | None, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:
-    """Descriptor of new keys or values [tokens, heads, dim], with boxes as of the cache; None if kv is None."""
+    """Descriptor of new keys or values [tokens, heads, dim], with boxes as in `cache_box`, but never x-packed.
+
+    None if kv is None.
+    """
     if kv is None:
         return None
     sizes = [kv.ptr.shape[0], _heads(shape, pipe), dim]

@@ -1,6 +1,6 @@
 """Register layouts of a consumer's scores, weights and results, and shared-memory layouts.
 
-Arguments are plain numbers, because Triton passes a record to these functions as a plain tuple.
+Arguments are numbers and flags, not records.
 """
 
 import triton
@@ -12,8 +12,8 @@ from .shim import gl
 def lanes_layout(size, rows, alone=False):
     """[size] sequences in the warps of a consumer of `rows` rows.
 
-    Each warp has all sequences if there are up to 32 (`alone`: 128), and adds up their work without other warps.  More
-    sequences are spread over the warps.
+    Each warp has all of up to 32 sequences (with `alone`, of up to 128), and adds up their work without other warps.
+    More sequences are spread over the warps.
     """
     warps = rows // 16
     of_each = 32 if alone and size <= 128 else 32 * warps
@@ -41,7 +41,7 @@ def rows_layout(together, dim, warps):
 def product_layout(columns, fp8, rows=64, most=256):
     """[rows, columns] of a wgmma accumulator (scores, results), from 16-bit or fp8 operands; 64 rows for a warpgroup.
 
-    most: columns of one wgmma instruction.
+    most: maximum number of columns of one wgmma instruction.
     """
     return gl.NVMMADistributedLayout([3, 0], [rows // 16, 1], [16, min(columns, most), 32 if fp8 else 16])
 
@@ -64,7 +64,7 @@ def threads_layout(rows):
 
 @triton.constexpr_function
 def key_words_layout(rows, columns):
-    """[keys, words] of 32-bit words: each thread has four neighbouring words of each key of its operand fragment."""
+    """[keys, words] of 32-bit words: of every 16 words of a key, a thread of the fragment has four neighbours."""
     more = [[0, 1 << i] for i in range(4, columns.bit_length() - 1)] + [
         [1 << i, 0] for i in range(6, rows.bit_length() - 1)
     ]
@@ -74,9 +74,9 @@ def key_words_layout(rows, columns):
 
 @triton.constexpr_function
 def value_words_layout(rows, columns):
-    """[keys, words] of 32-bit words, or of 16 bits with 64 dims: each thread has the keys of its left operand fragment.
+    """[keys, words] of words of 32 bits, or 16 bits for 64 dims: a thread has the keys of its left operand fragment.
 
-    The left operand is [dims, keys]; its product sums over the keys.
+    The left operand is [dims, keys], and the product sums over the keys.
     """
     more = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)] + [
         [0, 1 << i] for i in range(5, columns.bit_length() - 1)
@@ -143,7 +143,7 @@ def packed_value_pairs_layout(tile, dim, box):
 
 @triton.constexpr_function
 def transposing_layout(rows, columns):
-    """[rows, columns] of 32-bit words: a thread has 16 rows of a column, and its neighbours have the next columns."""
+    """[rows, columns] of 32-bit words: a thread has 16 rows of a column, and the next threads have the next columns."""
     row = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
     column = [[0, 1 << i] for i in range(columns.bit_length() - 1)]
     bits = column + row  # lanes, then warps, then more registers
@@ -153,7 +153,7 @@ def transposing_layout(rows, columns):
 
 @triton.constexpr_function
 def in_order_layout(columns, size=64):
-    """[size, columns] of results, permuted as by `convert.transpose`: each thread has eight neighbouring dims."""
+    """[size, columns] of results whose dims `convert.transpose` has permuted: a thread has eight neighbouring dims."""
     quarter = columns // 4
     lanes = [[0, 1 << i] for i in range(1, quarter.bit_length() - 1)]
     rows = [[1 << i, 0] for i in range(size.bit_length() - 1)]
@@ -193,8 +193,8 @@ def words_layout(columns, rows=64):
 def bank_layout(pieces):
     """Shared-memory layout of float32 sums [rows, dims].
 
-    Half a warp accesses four rows of eight numbers, which lie in different banks.  With fixed pieces, these numbers lie
-    in a quarter of the banks, because addresses of the better swizzle would take registers of the loop.
+    Half a warp accesses eight neighbouring numbers in each of four rows.  These numbers lie in different banks or, with
+    fixed pieces, in a quarter of the banks, because addresses of the better swizzle would take registers of the loop.
     """
     return gl.SwizzledSharedLayout(*(2, 1, 16) if pieces else (8, 1, 4), order=[1, 0])
 
@@ -213,7 +213,7 @@ def weights_layout(dim, fp8, rows, converted):
 
 @triton.constexpr_function
 def rows_at_once(live, warps, one_each):
-    """Number of rows of states that are joined at a time: two to eight for each warp; with `one_each` one."""
+    """Number of rows of states that are joined at a time: two to eight for each warp or, with `one_each`, one."""
     return warps if one_each else max(2 * warps, min(live, 8 * warps))
 
 
@@ -228,9 +228,9 @@ def dims_at_once(dim, rows, pieces, warps):
 
 @triton.constexpr_function
 def pieces_at_once(size, warps, most, fp8):
-    """Number of pieces whose states of `size` elements are loaded together: at most `most`, or 128 elements a thread.
+    """Number of pieces whose states of `size` elements are loaded together: at most `most`, and 128 elements a thread.
 
-    fp8: 64 elements a thread, because two programs share a multiprocessor.
+    fp8 (Pipe.FP8): 64 elements a thread, because two programs may share a multiprocessor.
     """
     return min(most, (64 if fp8 else 128) * 32 * warps // size)
 

@@ -1,7 +1,7 @@
 """The kernel for mixed batches: blocks of many rows and, in the same programs at the same time, shares of few rows.
 
-Blocks keep the tensor cores busy, and few rows keep memory busy.  Two warpgroups of one code serve blocks, with items
-from a counter.  A third warpgroup serves few rows.  Blocks and few rows have rings and loaders of their own.
+Blocks keep the tensor cores busy, and few rows keep memory busy.  Two warpgroups, which run one copy of the code, serve
+blocks, as in `blocks.py`.  A third warpgroup serves few rows.  Blocks and few rows have rings and loaders of their own.
 """
 
 import triton
@@ -112,7 +112,7 @@ def make_few_rings(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr)
 @gluon.jit
 def scratch_behind(scratch, slots, S: gl.constexpr, P: gl.constexpr):
     """Addresses (states, counters) for blocks, behind the even shares' states and counters (`coverage.need_of`)."""
-    COUNTERS: gl.constexpr = 3 if P.GROUPED > 0 else 1  # for each program: one block, and two groups of pieces
+    COUNTERS: gl.constexpr = 3 if P.GROUPED > 0 else 1  # of each program: one for a block, two for groups of pieces
     counters = scratch.counters + COUNTERS_PER_LAUNCH + COUNTERS * gl.num_programs(0)
     return scratch.states + slots * S.LIVE * (S.VALUE_PADDED + 2), counters
 
@@ -128,10 +128,10 @@ def mixed_kernel(
     num_tokens, shortest, longest, least, slots, page_starts, few_shortest, few_least, few_slots, mods, scales,
     S: gl.constexpr, P: gl.constexpr, F: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
-    """Attention of blocks of long queries, by S and P, and of even shares of shorter queries, by F and G.
+    """Attention of blocks of long queries (Shape S, Pipe P), and of even shares of shorter queries (Shape F, Pipe G).
 
-    Blocks serve sequences of shortest..longest query tokens, shares those of few_shortest..shortest - 1, inclusive.
-    The other arguments are those of `blocks_kernel`; `few_` marks the arguments of shares.
+    Blocks serve sequences of shortest..longest query tokens, and shares serve few_shortest..shortest - 1, inclusive.
+    The other arguments are those of `blocks_kernel`; names of the shares' own arguments begin with `few_`.
     """
     gdc_wait()
     batch = Batch(

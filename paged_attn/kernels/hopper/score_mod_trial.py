@@ -1,4 +1,4 @@
-"""Trial of a user's score_mod, which is written for Triton, while Gluon does not have all of Triton."""
+"""Trial of a user's score_mod: the function is written for Triton, and Gluon lacks some of Triton."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def try_kernel(scores, args, score_mod: gl.constexpr):
 
 @functools.lru_cache(maxsize=256)
 def why_not(asked: ScoreMod) -> str | None:
-    """Return the compiler's message about a refused function, in one line; None if it compiles, or is interpreted."""
+    """Return the compiler's reason to refuse a score_mod, in one line; None if it compiles or is interpreted."""
     try:
         compile_trial(asked, try_kernel, GluonASTSource)
     except Exception as error:  # any exception: the function is the user's
@@ -31,7 +31,7 @@ def why_not(asked: ScoreMod) -> str | None:
 
 
 def _line(error: BaseException) -> str:
-    """Return the innermost reason, the last line of Triton's message."""
+    """Return the last line of the innermost error's message, or the name of that error's type."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

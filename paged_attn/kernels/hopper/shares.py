@@ -4,7 +4,8 @@ Every program computes its share from the sequences' lengths, as in the portable
 line into shares.  Neighbouring programs have the same share of different KV heads, so they read the same pages at the
 same time.  If windows differ by head (Shape.BY_HEAD), each KV head has a line and a number of programs of its own.
 
-There are one or two consumers of four warps each.  Each consumer and each loader warp walks along the share by itself.
+There are one or two consumers of four warps each.  Each consumer, each loader warp and the converter, if there is one,
+walks along the share by itself.
 """
 
 import triton
@@ -51,10 +52,10 @@ def load_share(
     loader, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     BOTH: gl.constexpr = False, values=None, FROM: gl.constexpr = 0, OF_VALUES: gl.constexpr = False,
 ):  # fmt: skip
-    """Run one loader warp: load the tiles of a share into a ring; of each item the last tile first.
+    """Run one loader warp: load the tiles of a share into a ring, each item's last tile first.
 
     BOTH: load the tiles of `values`, a second Loader, too.  FROM: first dim that is loaded.
-    OF_VALUES: the tiles are of values.
+    OF_VALUES, read with SLOT_SCALES alone: the tiles hold values, not keys.
     """
     turn = Turn(0, 0)
     unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
@@ -128,7 +129,7 @@ def consume_share(
 
 @gluon.jit
 def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.constexpr):
-    """Run the converter warpgroup: widen the fp8 tiles of a share between loaders and consumers."""
+    """Run the converter warpgroup: widen a share's latents from fp8 or int8 between loaders and consumers."""
     raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     turns = raw_turns
     unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
@@ -148,7 +149,7 @@ def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.c
 def beside_first(
     out, results, query, raw, rings, batch, share, walk, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """Run warpgroup NUMBER, beside the first consumer: the second consumer or, as the highest number, the converter."""
+    """Run a warpgroup beside consumer 0: consumer NUMBER or, if NUMBER is the number of consumers, the converter."""
     if NUMBER < P.CONSUMERS:
         consume_share(out, results, query, rings, batch, share, walk, mods, NUMBER, S, P)
     else:
@@ -269,7 +270,7 @@ def shares_kernel(
     load_values = Loader(value_box, new_value_box, raw_values, scales)
     LOADERS: gl.constexpr = loaders_of(S, P)
     BOTH: gl.constexpr = LOADERS == 1 and S.REST is None
-    BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != 0)  # warpgroups
+    BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != 0)  # warpgroups beside the first consumer
     if BESIDE == 2:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),

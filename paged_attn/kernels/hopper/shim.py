@@ -1,6 +1,7 @@
 """Gluon's names in one place, because Triton versions rename them; the import fails if a name is missing.
 
-Kernels take names that differ between versions from this file, and other names from `gl` and Gluon's modules here.
+Kernels import names that differ between versions from here, and use `gl` and Gluon's modules, also from here, for all
+other names.
 """
 
 from typing import Any
@@ -33,7 +34,7 @@ def first_of(module: Any, *names: str) -> Any:
 
 
 # Whether Triton copies a product's register operands while an earlier product runs.  Only 3.8 does, for ptxas 12.9.
-# Operands that are unpacked from words of two then look overwritten to ptxas, and products run one by one.
+# To ptxas, operands that were unpacked from words of two numbers then look overwritten, and products run one by one.
 COPIES_OPERANDS = gl.constexpr(triton_version.number(triton.__version__) == (3, 8))
 
 
@@ -41,8 +42,8 @@ COPIES_OPERANDS = gl.constexpr(triton_version.number(triton.__version__) == (3, 
 def _wait_alone(num_outstanding=0, deps=None, _semantic=None):
     """Wait for products, without a barrier between the warpgroups of a partition.
 
-    From Triton 3.9 on, all warps of a partition meet behind any other wait.  With several warpgroups of one code, these
-    barriers take a fifth of the time of long prefills.
+    From Triton 3.9 on, all warps of a partition meet after any other wait.  If several warpgroups run one copy of the
+    code, these barriers take a fifth of the time of long prefills.
     """
     results = _wait_of_warpgroup(num_outstanding, deps=deps, _semantic=_semantic)
     one = results[0] if isinstance(results, tuple) else results
@@ -57,7 +58,7 @@ warpgroup_mma_wait = _wait_of_warpgroup if triton_version.number(triton.__versio
 def replaced(record: Any, **values: Any) -> Any:
     """Return a compile-time record with other values in some fields; for use in kernels.
 
-    Triton 3.8: records in kernels are Triton's tuples, which have fields but no Python methods.
+    In kernels, Triton 3.8 turns records into its own tuples, which have fields but no Python methods.
     """
     if hasattr(record, "_replace"):
         return record._replace(**values)

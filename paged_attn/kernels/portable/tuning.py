@@ -60,7 +60,8 @@ def decode_config(p: Problem) -> Config:
     """Config of few rows: memory decides, so tiles are small, and a multiprocessor has several programs."""
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
-    if p.packed:  # values lie along the slots, and only loads without masks are wide and pipelined
+    # neighbouring slots of x-packed values are contiguous, and only loads without masks are wide and pipelined there
+    if p.packed:
         return Config(rows=16, tile=32, stages=3, warps=8 if p.widest > WIDE else 4, peel=True, resident=2)
     if p.latent and p.widest > WIDE:
         return latent_config(p, 16)
@@ -98,7 +99,7 @@ def prefill_config(p: Problem) -> Config:
         return config if p.widest <= 128 else config._replace(warps=8)
     if (
         p.cache.itemsize == 1 and p.device.capability < 89 and not (p.latent and p.widest > WIDE)
-    ):  # decoding e4m3 by hand takes registers
+    ):  # before sm_89, decoding bytes takes more instructions and registers
         return config._replace(rows=64, tile=32, peel=False)
     if p.widest > WIDE:
         if p.latent and most_rows(p) == WIDE_ROWS:
@@ -127,7 +128,10 @@ def of_rows(p: Problem, config: Config, rows: int) -> Config:
 
 
 def pair_config(p: Problem, config: Config) -> Config:
-    """Return the config with keys of a byte or less read in pairs, if rows are few; fewer bytes allow more programs."""
+    """Return the config that reads fp8, int8 and int4 keys and values two bytes at a time, if rows are few.
+
+    Tiles then take fewer bytes of shared memory, so a multiprocessor can hold more programs.
+    """
     if not p.pairable or config.rows >= 64 or (p.latent and (p.value_width % 2 or p.value_width <= 16)):
         return config
     config = config._replace(pairs=True)
@@ -145,10 +149,10 @@ def pair_config(p: Problem, config: Config) -> Config:
 
 
 def int4_config(p: Problem, config: Config) -> Config:
-    """Return the config of few rows of int4, whose products have a quarter of the dims each.
+    """Return the config of blocks with few rows over int4.  The dims are four parts, and each product has one part.
 
-    If values of a product have no more dims than a block has rows, Triton gives each warp 16 rows and all keys, and
-    further warps would repeat the work of others.  Blocks with a bias have twice the warps, for registers.
+    If a part of the values has no more dims than the block has rows, Triton gives each warp 16 rows and all keys.  More
+    warps would repeat the work of others.  Blocks with a bias have twice the warps, for registers.
     """
     if p.widest > WIDE:
         return config
@@ -190,7 +194,7 @@ def invariant_config(p: Problem) -> Config:
 
 def padded_dims(p: Problem) -> tuple[int, int, int | None]:
     """(padded key dims, padded value dims, padded key dims behind the values; None: not latents)."""
-    least = 64 if p.cache == INT4 else 16  # a dot needs 16 dims, of each of four parts
+    least = 64 if p.cache == INT4 else 16  # a dot needs 16 dims, and int4 has four parts
     value_dim = max(least, next_power_of_2(p.value_width))
     if not p.latent:
         return max(least, next_power_of_2(p.head_dim)), value_dim, None
@@ -199,7 +203,10 @@ def padded_dims(p: Problem) -> tuple[int, int, int | None]:
 
 
 def head_blocks(p: Problem) -> int:
-    """Number of parts of the heads on a latent cache's KV head, each of up to `most_rows` heads; 1: not cut."""
+    """Number of equal parts of the query heads on a latent cache's KV head, each of up to `most_rows` heads.
+
+    1: the heads are not divided.  Only heads on wide latents with a single KV head are ever divided.
+    """
     group = p.heads // p.kv_heads
     if p.kv_heads > 1 or group <= most_rows(p) or p.widest <= WIDE or not p.latent:
         return 1
@@ -209,10 +216,10 @@ def head_blocks(p: Problem) -> int:
 def most_rows(p: Problem) -> int:
     """Most rows of a block of wide heads, as registers allow: 64, with exceptions.
 
-    16 rows: latents of float32, latents before sm_80, and fp8 latents that no instruction decodes.
+    16 rows: latents of float32, latents before sm_80, and fp8 and int8 latents before sm_89.
 
-    32 rows: batch-invariant calls, which hold two states, and all other fp8 latents.  Other latents, too, except on
-    sm_90, whose products read shared memory.
+    32 rows: batch-invariant calls, which hold two states, and all other fp8 and int8 latents.  Other latents, too,
+    except on sm_90, whose products read shared memory.
     """
     by_hand = p.cache.itemsize == 1 and p.device.capability < 89
     if p.latent and (p.compute == torch.float32 or p.device.capability < 80 or by_hand):
@@ -228,9 +235,9 @@ def fit(p: Problem, config: Config) -> Config:
     stored_dims = dim + value_dim if rest is None else dim + rest
     stored_bytes = stored_dims * (p.cache.itemsize if config.pairs and not p.new else p.compute.itemsize)
     limit = SHARED_MEMORY.get(p.device.arch, 65536)
-    # tensor cores of Hopper and Blackwell read shared memory, which then has all stages; elsewhere registers have one
+    # tensor cores of Hopper and Blackwell read tiles from shared memory; elsewhere one of the stages is in registers
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
-    # transposed float32 values of many dims leave no tile of a stage in registers
+    # wide x-packed float32 values are transposed through shared memory, and no stage is in registers
     turned = p.packed and p.compute == torch.float32 and p.widest >= WIDE
     all_stages = from_shared or turned
 
@@ -238,9 +245,10 @@ def fit(p: Problem, config: Config) -> Config:
         buffers = c.stages if all_stages else c.stages - 1
         # float32 operands of tensor cores pass through shared memory again, split in two
         extra = c.tile + c.rows if p.compute == torch.float32 else 0
-        # weights, and transposed x-packed values, pass through shared memory; narrower heads leave room for them
+        # Weights and transposed x-packed values pass through shared memory.  They count for wide heads only: tiles of
+        # narrower heads leave room for them.
         passing = (c.rows + value_dim * (p.packed and not from_shared)) * c.tile * p.compute.itemsize
-        # beside the stages of pairs, products of many rows read one decoded tile
+        # if bytes are read in pairs, products of many rows read a decoded tile, which needs room beside the stages
         decoded = stored_dims * p.compute.itemsize * c.tile * (c.pairs and from_shared)
         passing = passing * (p.widest > WIDE or turned) + decoded
         return stored_bytes * c.tile * buffers + row_bytes * (c.rows + extra) + passing

@@ -1,7 +1,7 @@
 """Reads and writes of the cache: gathers keys and values of some positions from any layout, and writes new ones.
 
-Pages that are one piece of memory are gathered whole, and slots beyond the positions cut off.  Otherwise single slots
-are gathered.  No other slot reaches a result.
+If each page is one piece of memory, whole pages may be gathered, and slots outside the positions are cut off.
+Otherwise single slots are gathered.  Slots outside the positions never reach a result.
 
 Shapes: B sequences, N positions of each, G KV heads, D dims.
 """
@@ -84,7 +84,10 @@ def _times(call: Call, rows: Tensor, scales: Tensor | None) -> Tensor:
 
 
 def own(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """New keys and values, outside the cache, in the form of `cached`; positions are slots of the sequences."""
+    """New keys and values, outside the cache, in the form of `cached`.
+
+    spans: as for `cached`, places in the whole sequence, so the first new key is at context_len.
+    """
     k_new, v_new = call.given.k_new, call.given.v_new
     values = k_new if v_new is None else v_new
     shifts = [seq.start - seq.context_len for seq in group]
@@ -115,7 +118,7 @@ def sources(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> Iterator
 
 
 def pages_of(call: Call, seq: Seq) -> Tensor:
-    """Page ids of one sequence."""
+    """One sequence's row of the page table; the row of a dense table includes the table tail."""
     table, starts = call.given.page_table, call.given.page_starts
     row: Tensor = table[seq.number] if starts is None else table[int(starts[seq.number]) : int(starts[seq.number + 1])]
     return row
@@ -143,7 +146,10 @@ def _gathered(
 
 
 def _of_one(call: Call, cache: Tensor, layout: Layout, which: int, seq: Seq, span: Span) -> Tensor | None:
-    """Keys of one sequence [1, N, G, D], in place or copied; None if a page is not one piece of memory."""
+    """Keys or values of one sequence, [1, N, G, D]; None if its pages lie apart, and a page is not one piece of memory.
+
+    Pages that lie side by side in the cache are used in place, if strides allow.  Pages that lie apart are copied.
+    """
     size = call.sizes.page_size
     first = span.first // size
     ids = pages_of(call, seq)[first : -(-span.end // size)]
@@ -181,7 +187,10 @@ def _copied(cache: Tensor, ids: Tensor, which: int) -> Tensor:
 def _slots(
     call: Call, cache: Tensor, layout: Layout, which: int, group: Sequence[Seq], spans: Sequence[Span]
 ) -> Tensor:
-    """Keys of several sequences [B, N, G, D]; whole pages are gathered if they bring no slot behind a span."""
+    """Keys or values of a group of sequences, [B, N, G, D].
+
+    Whole pages of an NHD cache are gathered if, once cut to N slots, they hold no slot behind their sequence's span.
+    """
     size, position = call.sizes.page_size, _positions(spans, call.device)
     whole = layout is NHD and _dense(cache) and _in_whole_pages(spans, size)
     column, slot = (position[:, ::size] if whole else position) // size, position % size
@@ -207,7 +216,7 @@ def _slots(
 
 
 def _in_whole_pages(spans: Sequence[Span], size: int) -> bool:
-    """Whether every span begins with a page, and ends with a page or is as long as the longest span."""
+    """Whether every span begins where a page begins, and ends where a page ends or is as long as the longest span."""
     longest = max(span.end - span.first for span in spans)
     return all(span.first % size == 0 and (span.end % size == 0 or span.end - span.first == longest) for span in spans)
 
@@ -242,7 +251,7 @@ def scratch(which: int, count: int, dtype: torch.dtype, device: torch.device) ->
     kept: dict[Any, Tensor] = _scratch.__dict__
     found = kept.get(key)
     if found is None or found.numel() < count:
-        with torch.inference_mode(False):  # a tensor of that mode is good for no other
+        with torch.inference_mode(False):  # outside inference mode, a tensor made inside could not be written
             found = kept[key] = torch.empty(count, dtype=dtype, device=device)
     return found[:count]
 
@@ -269,7 +278,10 @@ def write(
 
 
 def _quantised(new: Tensor, cache: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """(stored numbers, scales [tokens, kv_heads] of like's dtype) of new [tokens, kv_heads, dims], as write_kv says."""
+    """(stored numbers [tokens, kv_heads, dims], scales [tokens, kv_heads]) of `new`, quantised as write_kv specifies.
+
+    new: [tokens, kv_heads, dims].  like: the cache's scales, whose dtype the new scales get.  int4: two dims a byte.
+    """
     new = new.float()
     if cache.dtype == INT4:
         return _quantised_with_zero(new)

@@ -7,9 +7,10 @@ import triton
 
 from tests.machine_code import compiled
 
-pytestmark = pytest.mark.skipif(
-    "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"
-)
+pytestmark = [
+    pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"),
+    pytest.mark.thorough,
+]
 NAMES = ("small pages", "small pages e4m3 hnd ragged table")
 
 

@@ -24,8 +24,8 @@ def whole_tiles(facts: dict[str, Any]) -> dict[str, int]:
 
 
 @FOR_NVIDIA
-@pytest.mark.long
-@pytest.mark.parametrize("mod", ["alibi", pytest.param("softcap", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("mod", ["alibi", "softcap"])
 def test_alibi_and_softcap_as_functions_are_the_arithmetic_of_the_built_in_ones(mod: str) -> None:
     names = (f"prefill {mod}", f"prefill user {mod}")
     found = {x["variant"]: x for x in compiled("sm90", *names, "--exactly", PAGED_ATTN_HOPPER="0")}
@@ -35,7 +35,7 @@ def test_alibi_and_softcap_as_functions_are_the_arithmetic_of_the_built_in_ones(
 
 
 @FOR_NVIDIA
-@pytest.mark.long
+@pytest.mark.thorough
 def test_a_function_goes_to_hopper_unless_gluon_does_not_compile_it() -> None:
     names = ("long user alibi", "long user softcap", "long user of own blocks")
     found = {x["variant"]: x for x in compiled("sm90", *names, "--exactly")}

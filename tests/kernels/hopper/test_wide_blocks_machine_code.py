@@ -11,9 +11,10 @@ import triton
 from tests.machine_code import SHARED, compiled
 from tests.support.hopper_complaints import products
 
-pytestmark = pytest.mark.skipif(
-    "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"
-)
+pytestmark = [
+    pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"),
+    pytest.mark.thorough,
+]
 # Products of a tile: of keys in steps of 16 dims, of values in steps of 16 keys.
 PRODUCTS = {
     "prompts 192 and 128": 192 // 16 + 128 // 16,
@@ -28,21 +29,14 @@ MAXIMA_FIRST = "prompts 192 and 128 e4m3", "prefill head_dim 512"  # others are 
 MAX_RELOADED = {"prompts new 192 and 128": 2}  # registers of a loop over keys
 
 
-# In the whole suite these, one of each kind; all by `make thorough`.
-ALWAYS = ("prompts 192 and 128", "prompts 192 and 128 e4m3", "prefill head_dim 512")
-VARIANTS = [pytest.param(x, marks=[pytest.mark.thorough] * (x not in ALWAYS)) for x in PRODUCTS]
-
-
 @functools.cache
-def found(thorough: bool) -> list[dict[str, Any]]:
-    """Reports of the whole suite's variants, or of the others: a process each."""
-    names = [x for x in PRODUCTS if (x in ALWAYS) != thorough]
-    return compiled("sm90", *names, "--exactly")
+def found() -> list[dict[str, Any]]:
+    return compiled("sm90", *PRODUCTS, "--exactly")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", PRODUCTS)
 def test_wide_blocks_multiply_no_more_than_they_have_to(variant: str) -> None:
-    kernels = [x for x in found(variant not in ALWAYS) if x["variant"] == variant]
+    kernels = [x for x in found() if x["variant"] == variant]
     assert len(kernels) == 1 + (variant == "prefill head_dim 512")
     for facts in kernels:
         assert facts["kernel"] == "blocks_kernel"

@@ -12,9 +12,10 @@ import triton
 from tests.machine_code import SHARED, compiled
 from tests.support.hopper_complaints import merge_complaints, products
 
-pytestmark = pytest.mark.skipif(
-    "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"
-)
+pytestmark = [
+    pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"),
+    pytest.mark.thorough,
+]
 
 
 def of_columns(dim: int, value_dim: int) -> int:
@@ -46,27 +47,14 @@ MAX_RELOADED, MAX_RELOADED_OF_LATENTS = 16, 0  # registers of a loop over keys
 MAX_MADE_UNIFORM = 8  # registers of a loop over latents: addresses of operands are made where they are uniform
 
 
-# In the whole suite these, one of each kind; all by `make thorough`.
-ALWAYS = (
-    "decode 192 and 128",
-    "decode 512",
-    "decode split latent",
-    "decode latent 64 heads",
-    "decode e4m3 latent 64 heads",
-)
-VARIANTS = [pytest.param(x, marks=[pytest.mark.thorough] * (x not in ALWAYS)) for x in PRODUCTS]
-
-
 @functools.cache
-def found(thorough: bool) -> list[dict[str, Any]]:
-    """Reports of the whole suite's variants, or of the others: a process each."""
-    names = [x for x in PRODUCTS if (x in ALWAYS) != thorough]
-    return compiled("sm90", *names, "--exactly", "--calls", "tests.support.wide_variants")
+def found() -> list[dict[str, Any]]:
+    return compiled("sm90", *PRODUCTS, "--exactly", "--calls", "tests.support.wide_variants")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", PRODUCTS)
 def test_few_rows_multiply_no_more_than_they_have_to(variant: str) -> None:
-    (facts,) = [x for x in found(variant not in ALWAYS) if x["variant"] == variant and x["kernel"] == "shares_kernel"]
+    (facts,) = [x for x in found() if x["variant"] == variant and x["kernel"] == "shares_kernel"]
     assert facts["shared"] <= SHARED["sm90"]
     latent = "latent" in variant
     most = MAX_SPILLED_OF_LATENTS if latent else MAX_SPILLED
@@ -84,6 +72,6 @@ def test_few_rows_multiply_no_more_than_they_have_to(variant: str) -> None:
 
 
 def test_what_joins_states_of_wide_rows_is_small() -> None:
-    merges = [x for x in found(False) if x["kernel"] == "merge_blocks_kernel"]
+    merges = [x for x in found() if x["kernel"] == "merge_blocks_kernel"]
     assert {"decode split latent", "decode latent 64 heads"} <= {x["variant"] for x in merges}
     assert not [text for facts in merges for text in merge_complaints(facts)]

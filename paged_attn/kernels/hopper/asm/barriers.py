@@ -1,18 +1,18 @@
 """Barriers: mbarriers by their shared-memory address, and named barriers of two warpgroups.
 
-`await_at` of the mbarrier at $1, for the phase of parity $2, is a loop, because `try_wait` gives up after some time:
+`await_at` for the mbarrier at $1 and the phase of parity $2 loops, because `try_wait` gives up after some time:
 
     { .reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra WAIT; mov.u32 $0, $2; }
 
 Warps find the address of an mbarrier by a tag (`find_tag`).
 
-A kernel's first two warpgroups use the named barriers 11 to 15; Triton takes the lowest ones.  For turns, each of the
-two waits at a barrier of its own, where the other warpgroup arrives.  `take_turn` is
+A kernel's first two warpgroups use the named barriers 11 to 15; Triton uses the lowest numbers.  For turns, each of the
+two warpgroups waits at a barrier of its own, where the other warpgroup arrives.  `take_turn` is
 
     { .reg .b32 t; mov.u32 t, %tid.x; shr.u32 t, t, 7; add.u32 t, t, 14; bar.sync t, 256; mov.u32 $0, $1; }
 
-Threads 0 to 127 wait at barrier 14, and threads 128 to 255 at barrier 15, each for 256 threads that wait or arrive.  No
-warpgroup waits for the final hand-over.
+Threads 0 to 127 wait at barrier 14, and threads 128 to 255 at barrier 15, each barrier for 128 waiting threads and 128
+that only arrive.  No warpgroup waits for the final hand-over.
 """
 
 import triton
@@ -118,7 +118,8 @@ def init_at(address, arrivals):
 def await_at(address, phase, there=None):
     """Wait in each thread by itself until the mbarrier at `address` has completed the phase of parity `phase`.
 
-    Between two of Triton's own waits, all threads of a partition meet.  there: whether to wait, by default always.
+    Between two of Triton's own waits, all threads of a partition would meet.  there: whether to wait, by default
+    always.
     """
     if there is None:
         gl.inline_asm_elementwise(_AWAIT, "=r,r,r,~{memory}", [address, phase], dtype=gl.int32, is_pure=False, pack=1)
@@ -165,14 +166,14 @@ _GIVE_TURN = gl.constexpr(
 
 @gluon.jit
 def _execute(ASM: gl.constexpr):
-    """Execute ASM once in each thread of two warpgroups."""
+    """Execute ASM once in each thread of a partition of two warpgroups."""
     nothing = gl.full([32], 0, gl.int32, gl.BlockedLayout([1], [32], [8], [0]))
     gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [nothing], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def begin_turns():
-    """Give the first warpgroup its first turn: the second warpgroup arrives at its barrier."""
+    """Give the first warpgroup its first turn: the second warpgroup arrives at the first warpgroup's barrier."""
     _execute(_BEGIN_TURNS)
 
 
@@ -195,7 +196,7 @@ def _at(what, barrier):
 
 @gluon.jit
 def _alike(WHAT: gl.constexpr, BARRIER: gl.constexpr):
-    """Execute bar.WHAT at named barrier BARRIER in each thread of a consumer, one of two with a warpgroup each."""
+    """Execute bar.WHAT at named barrier BARRIER in each thread of one of two consumers of a warpgroup each."""
     ASM: gl.constexpr = _at(WHAT, BARRIER)
     gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1)
 

@@ -6,15 +6,17 @@
 
 where $0 is the result, $1 the power, and 0f3F800000 the literal of 1.
 
-`bring_near` of $2 bytes at $1, for each thread whose $3 is not 0, is
+`bring_near`, which fetches $2 bytes at $1 in each thread whose $3 is not 0, is
 
     { .reg .pred p; setp.ne.u32 p, $3, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, $3; }
 
-Inline assembly must have a result; nobody reads this $0.  `bring_line` fetches the memory line that holds any address:
+Inline assembly must have a result, here $0, which is never read.  `bring_line` fetches the line of memory that holds
+address $1:
 
     { .reg .pred p; setp.ne.u32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, $2; }
 
-A prefetch never faults, and nobody waits for it.  A load that comes sooner takes as long as without a prefetch.
+A prefetch never faults, and no thread waits for a prefetch.  A load that comes before the bytes do takes as long as
+without a prefetch.
 """
 
 import struct

@@ -1,6 +1,7 @@
-"""Maxima of rows: raise them, and rescale what was summed with the old maxima.
+"""Maxima of rows: raise maxima, and rescale results that were summed with the old maxima.
 
-`rescale` of the registers $0..$31, equal to $32..$63 on entry, by the factors $64..$95 of two rows alternately is
+`rescale` multiplies registers $0..$31, which equal $32..$63 on entry, by $64..$95.  A thread has two rows, and pairs of
+their registers alternate.
 
     { .reg .pred any, all; setp.neu.f32 any, $64, 0f3F800000; setp.neu.or.f32 any, $66, 0f3F800000, any;
       vote.sync.any.pred all, any, 0xffffffff; @!all bra KEEP;
@@ -71,7 +72,7 @@ def _raise(slack: float, nan: bool) -> str:
     )
 
 
-SLACK, FP8_SLACK = 8.0, 3.75  # scores, base 2, may exceed the maximum by so much before the maximum is raised
+SLACK, FP8_SLACK = 8.0, 3.75  # a maximum is raised only if a score, base 2, exceeds the maximum by more than this
 _RAISE = gl.constexpr(_raise(SLACK, False))
 _RAISE_FP8 = gl.constexpr(_raise(FP8_SLACK, True))
 _TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))
@@ -82,7 +83,7 @@ def raise_max(top, row_max, FP8: gl.constexpr):
     """(maximum, decay), float32 [R, 4]: row_max and 1, unless a row's largest score exceeds row_max by the slack.
 
     top [R, 4]: each thread's largest score of each row, base 2.  decay: exp2(row_max - maximum), the factor of old
-    sums.  The four threads of a row exchange maxima only if a thread of the warp exceeds the slack.
+    sums.  The four threads of a row exchange maxima only if a score of the warp exceeds the slack.
 
     The branch has a second use.  ptxas moves a wait for products ahead of arithmetic, but not ahead of a branch, so
     maxima are found while the last product runs.

@@ -1,7 +1,7 @@
-"""Products by wgmma with descriptors made here: queries and keys in core matrices, and two parts of latents.
+"""Products by wgmma with descriptors made here: for x-packed keys, and for latents whose dims lie in two matrices.
 
-`multiply_cores` of 64 queries and 16 keys of 64 dims, in bfloat16, has scores $0..$7, the address $8 of the queries and
-the address $16 of the keys.  Dims 0 to 15 are multiplied by
+For 64 queries and 16 keys of 64 dims in bfloat16, `multiply_cores` returns scores $0..$7.  $8 is the address of the
+queries, and $16 the address of the keys.  Dims 0 to 15 are multiplied by
 
     { .reg .b32 q, k, q_form, k_form; .reg .b64 a, b; wgmma.fence.sync.aligned;
       shr.u32 q, $8, 4; shr.u32 k, $16, 4; add.u32 k, k, 524288; mov.u32 q_form, 1073741888; mov.u32 k_form, 64;
@@ -53,8 +53,9 @@ def multiply_cores(q_at, k_at, scores, DTYPE: gl.constexpr, DIM: gl.constexpr):
 
     scores: float32 [R, N] of any content, for shape and layout.  The result is valid after a wait.
 
-    Triton 3.6 would advance a base offset from product to product although keys are not swizzled.  ptxas 12.8 adds to
-    unwritten uniform registers if descriptors differ in both halves.
+    Triton 3.6 would advance a base offset from product to product although keys are not swizzled.  Descriptors here
+    differ from product to product in the lower half alone: if both halves differed, ptxas 12.8 would add to unwritten
+    uniform registers.
     """
     ROWS: gl.constexpr = scores.shape[0]
     COLUMNS: gl.constexpr = scores.shape[1]
@@ -68,10 +69,10 @@ def multiply_cores(q_at, k_at, scores, DTYPE: gl.constexpr, DIM: gl.constexpr):
 
 @triton.constexpr_function
 def _of_two_parts(columns, key_rows, dims, more, dtype):
-    """PTX: q @ k^T of 64 query rows and `columns` of a tile's keys, whose dims lie in two matrices each.
+    """PTX: q @ k^T of 64 query rows and `columns` of a tile's `key_rows` keys, whose dims lie in two matrices each.
 
-    All matrices have swizzled rows of 128 bytes.  Operands are addresses in units of 16 bytes: queries, keys, further
-    dims of queries, further dims of keys.
+    The first matrices have `dims` dims, the second ones `more` dims, all in swizzled rows of 128 bytes.  Operands are
+    addresses in units of 16 bytes: queries, keys, further dims of queries, further dims of keys.
     """
     n = columns // 2
     numbers = ",".join(f"${i}" for i in range(n))
@@ -109,8 +110,8 @@ def multiply_two_parts(
     The last MORE dims lie in matrices of their own.  KEYS: keys of each matrix of keys, at least N.  Addresses are
     bytes in shared memory.  scores: as for `multiply_cores`.
 
-    A reduction tells ptxas that all lanes have the same descriptor.  Otherwise ptxas makes six instructions or more for
-    each descriptor.
+    A reduction over the lanes (redux) tells ptxas that all lanes have the same descriptor.  Otherwise ptxas makes six
+    instructions or more for each descriptor.
     """
     COLUMNS: gl.constexpr = scores.shape[1]
     ASM: gl.constexpr = _of_two_parts(COLUMNS, KEYS, DIM, MORE, "bf16" if gl.bfloat16 == DTYPE else "f16")

@@ -1,6 +1,6 @@
-"""Registers: pin values, declare them uniform, and move them between the words of a thread or the threads of a row.
+"""Registers: pin values, declare values uniform, and move bytes within a thread, or words between a row's threads.
 
-`words_beside` of bfloat16 turns a thread's numbers a, b, c, d ($2..$5) into its words $0 and $1:
+`words_beside` turns a thread's float32 numbers a, b, c, d ($2..$5) into words $0 and $1 of two bfloat16 numbers each:
 
     { .reg .pred p; .reg .b32 l, a, b, x, y;
       cvt.rn.bf16x2.f32 a, $3, $2; cvt.rn.bf16x2.f32 b, $5, $4;
@@ -16,10 +16,10 @@ _FOUR_WORDS = gl.constexpr((gl.int32,) * 4)
 
 @gluon.jit
 def pin(x):
-    """Return x, values of 16 or 32 bits, which LLVM sees as used and made anew here.
+    """Return x, values of 16 or 32 bits, which LLVM takes for values that are read and written here.
 
-    LLVM then neither sinks a conversion to x below this place, nor reuses registers of an operand x that the tensor
-    cores still read.
+    So LLVM does not move the computation of x behind this place, and does not reuse registers of an operand x that the
+    tensor cores read until here.
     """
     PACK: gl.constexpr = 32 // x.dtype.primitive_bitwidth
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=PACK)
@@ -36,10 +36,10 @@ def same(x):
 
 @gluon.jit
 def anew(x):
-    """Return x, int32, which is equal in all lanes of a warp, as a value that cannot be moved out of a loop.
+    """Return x, int32, which is equal in all lanes of a warp, as a value that the compiler cannot move out of a loop.
 
-    Otherwise the compiler computes loop-invariant addresses of operands before the loop, where they take registers
-    throughout, or spill.
+    Otherwise the compiler computes loop-invariant addresses of operands before the loop, and these addresses take
+    registers throughout the loop, or spill.
     """
     return gl.inline_asm_elementwise(_SAME, "=r,r", [gl.to_tensor(x)], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -80,8 +80,8 @@ _BESIDE_F16 = gl.constexpr(_beside("f16x2"))
 def words_beside(a, b, c, d, DTYPE: gl.constexpr):
     """Return two neighbouring words of a row, of 16-bit pairs, from float32 pairs (a, b) and (c, d).
 
-    The pairs are four words apart in the row: each of the row's four lanes has a pair of two groups of four pairs.
-    Afterwards even lanes have two words of the first group, and odd lanes two words of the second group.
+    Each of the row's four lanes has a pair of a group of four pairs, and a pair of the next group of four.  Afterwards
+    even lanes have two words of the first group, and odd lanes have two words of the second group.
     """
     ASM: gl.constexpr = _BESIDE_BF16 if gl.bfloat16 == DTYPE else _BESIDE_F16
     return gl.inline_asm_elementwise(ASM, "=r,=r,f,f,f,f", [a, b, c, d], dtype=TWO_WORDS, is_pure=False, pack=1)

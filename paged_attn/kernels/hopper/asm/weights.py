@@ -1,12 +1,12 @@
-"""Weights of a softmax in 16 bits, two to a word, and their sums; weights are made again if a maximum was too small.
+"""Weights of a softmax in 16 bits, two in a word, and their sums; weights are made again if a maximum was too small.
 
 `weigh_pairs` of two scores $2 and $3, with the factor $4 and shift $5, in bfloat16, is
 
     { .reg .f32 a, b, s; fma.rn.f32 a, $2, $4, $5; fma.rn.f32 b, $3, $4, $5;
       ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; cvt.rn.bf16x2.f32 $0, b, a; add.f32 $1, a, b; }
 
-A polynomial computes a softcap of small scores; special functions compute it for the others.  `exactly_capped` of the
-score m0 into m0, with the factor $96, as exact as a polynomial of three terms, is
+With a softcap, a polynomial may cap small scores.  For rows that are weighed again, `exactly_capped` takes special
+functions instead.  Its PTX for three terms, with the score and the result in m0 and the factor in $96, is
 
     setp.eq.f32 any, m0, 0fff800000; mul.rn.f32 m0, m0, $96; tanh.approx.f32 m0, m0; @any mov.f32 m0, 0fff800000;
 
@@ -40,8 +40,8 @@ CAPS = {
     3: Cap((0.999539754, -0.321939022, 0.0885777204), 0.6993),
     5: Cap((0.999999668, -0.333299804, 0.132783159, -0.0507313454, 0.0136531115), 0.6089),
 }
-# log2 of a weight that is negligible beside the row's largest.  Scores that a polynomial caps too low must have no more
-# than this weight; otherwise their row is weighed again.
+# log2 of a weight that is negligible beside the row's largest.  A polynomial makes very negative scores too low.  The
+# true weights of such scores must be no larger than this weight; otherwise their row is weighed again.
 MAX_NEGLIGIBLE_EXPONENT = -24.0
 
 # Triton keys cached kernels by constants that their functions read, and not by dictionaries; so digests are constants.
@@ -55,7 +55,7 @@ def cap_of(terms, digest):
 
 
 def exactly_capped(to: str, score: str, factor: str, terms: int) -> str:
-    """PTX: to = tanh(score * factor), as exact as the polynomial of `terms` terms; minus infinity stays as it is."""
+    """PTX: to = tanh(score * factor), as exact as the polynomial of `terms` terms; minus infinity stays unchanged."""
     nothing, one, less = literal(float("-inf")), literal(1.0), literal(-2.0)
     text = f" setp.eq.f32 any, {score}, {nothing}; mul.rn.f32 {to}, {score}, {factor};"
     if terms == 3:
@@ -66,10 +66,10 @@ def exactly_capped(to: str, score: str, factor: str, terms: int) -> str:
     return text + f" @any mov.f32 {to}, {nothing};"
 
 
-# Limit of a thread's sum of weights; no weight is larger than the sum, so all weights fit float16.
+# Limit of a thread's sum of weights.  No weight is larger than the sum, so weights within the limit fit float16.
 MAX_SUM_PER_THREAD = 8192.0
-# A row's maximum, base 2, beyond which rounding score * unit to float32 may change the product by more than 2^-10.  An
-# fma does not round the product, but the maximum was rounded.
+# A row's maximum, base 2, beyond which rounding score * unit to float32 may change the product by more than 2^-10.  The
+# maximum is a rounded product.  So a mul rounds the products of such a row, too; an fma would not round them.
 MIN_ROUNDED_MAXIMUM = 2.0**14
 _ROUND = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}
 
@@ -121,7 +121,7 @@ def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int)
     text = "{ .reg .pred p0, p1, q0, q1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1, l0, l1;"
     for i in (0, 1):
         text += f" mov.f32 {sums[i]}, {old_sums[i]}; mov.f32 {tops[i]}, {old_tops[i]}; mov.f32 {decays[i]}, {one};"
-        if terms:  # limit: the weight of the largest score; in a sum within the limit, no score is larger
+        if terms:  # the limit is the weight of the polynomial's largest score, so a sum within it has no larger score
             text += f" sub.f32 a, {largest[i]}, {old_tops[i]}; min.f32 a, a, {literal(math.log2(MAX_SUM_PER_THREAD))};"
             text += f" ex2.approx.ftz.f32 l{i}, a; setp.lt.f32 q{i}, {old_tops[i]}, {least_tops[i]};"
         elif any_size:  # minus infinity is huge, too
@@ -220,17 +220,17 @@ def weigh_again(
 ):  # fmt: skip
     """(words, sums, maxima, decays, *results) after rows with too large a sum, or without a maximum, are weighed again.
 
-    A row that is weighed again gets a new maximum, and weights exp2(x * unit + shift - maximum).  A warp without such
-    rows leaves early.  All operands have the shape of words [R, N / 8, 4].  Only a thread's first sum, maximum and
-    decay of each row count.
+    A row that is weighed again gets a new maximum if a score exceeds the old one, and weights exp2(x * unit + shift -
+    maximum).  A warp without such rows leaves early.  All operands have the shape of words [R, N / 8, 4].  A thread
+    reads and writes only the first sum, maximum and decay that it holds for each row.
 
     results: parts of a product that may still run.  The rare branch waits for the product and multiplies it by the
     decays.  A second branch, behind a later wait, would cost every tile one more vote and jump.
 
     cap: (a, least maximum, largest score) if a polynomial of TERMS terms for tanh(x * a) made the words; otherwise ().
     The polynomial holds up to the largest score.  If one of a row's scores may be larger, special functions weigh the
-    row again.  A row whose maximum is below the least maximum is weighed again, too, because scores that were capped
-    too low would count.
+    row again.  A row whose maximum is below the least maximum is weighed again, too.  There the polynomial makes very
+    negative scores too low, and their true weights may not be negligible.
     """
     PAIRS: gl.constexpr = 2 * words.shape[1]
     ASM: gl.constexpr = _again(dtype, PAIRS, len(results), ANY_SIZE, TERMS, DIGEST_OF_WEIGHTS)

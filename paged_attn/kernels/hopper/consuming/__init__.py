@@ -1,5 +1,6 @@
 """Consumers of tiles: products, scores, softmax and results, for rows, for columns and for fp8.
 
-The folder imports schedule, loading and kernels.common, never the kernels that are made of it.
-A new modifier goes to kernels/common/scores.py and, by fragments, to tile_scores.py; a new product is a loop here.
+The folder imports schedule, loading and the modules that loading imports, never the kernels blocks, shares and mixed.
+A new modifier goes to kernels/common/scores.py and, if it works on fragments, to tile_scores.py.
+A new kind of product is a file here with a mainloop of its own.
 """

@@ -1,8 +1,8 @@
-"""The online softmax of query rows that are columns of products; the keys of a column lie in all warps.
+"""The online softmax of query rows that are columns of products; a column's scores are spread over all warps.
 
 With a new maximum over each tile's keys, maxima and weights would pass through shared memory: seven barriers a tile.
-So weights use the maximum so far, and are made again where a weight is too large: two barriers a tile.  Behind the
-first barrier, all weights are written, and all warps know whether a weight is too large.
+So weights use the maximum so far, and are made again if a thread's sum of weights is too large: two barriers a tile.
+Behind the first barrier, all weights are written, and all warps know whether a sum is too large.
 """
 
 from ...common.blocking import end_in, gap_before
@@ -49,10 +49,10 @@ def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
 
 @gluon.jit
 def raise_by_power(scores, unit, powers, rows, S: gl.constexpr):
-    """(exponents of 2 [N, TILE], their factor 1) of scores that are exponents times `unit`, plus powers [TILE].
+    """(scores * unit + powers [N, TILE], 1): exponents of 2, and the factor that is left to apply to them.
 
-    powers: logarithms of the values' scales (`slot_scales`).  So a weight has its value's scale, and maxima keep such
-    weights in float16's range.
+    powers [TILE]: base-2 logarithms of the values' scales (`slot_scales`).  So each weight has its value's scale as a
+    factor, and maxima, which are found afterwards, keep such weights in float16's range.
     """
     BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
     one = 1.0
@@ -89,7 +89,7 @@ def scale_columns(acc, factor):
 
 @gluon.jit
 def scale_results(acc, factor, S: gl.constexpr):
-    """Do `scale_columns` for results; latents: for each of a tuple of results, which have some of the dims each."""
+    """Do `scale_columns` for results or, with latents, for each of a tuple of results with some of the dims."""
     if S.REST is None:
         return scale_columns(acc, factor)
     else:
@@ -129,7 +129,7 @@ def sums_together(state, sums):
 
 @gluon.jit
 def raise_flags(flags, sums, count, P: gl.constexpr):
-    """Write whether this warp has sums beyond the limit; only the first `count` rows have queries, and count."""
+    """Write whether this warp has sums beyond the limit.  Rows from `count` on have no queries, and are ignored."""
     row = gl.arange(0, P.COLUMNS, layout=gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout)))
     sums = gl.where(gl.expand_dims(gl.expand_dims(row < count, 1), 2), sums, 0.0)
     WARPS: gl.constexpr = P.ROWS // 16
@@ -150,11 +150,12 @@ def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.co
     """(state, sums) after a tile's weights are written to `room`, shared memory [N, TILE].
 
     Weights use the maxima so far, unless a sum exceeds the limit.  An item's first tile (`first`) always gets new
-    maxima, because most rows have none.  Only the first `count` rows have queries.  A row without a maximum has
-    infinite weights, beyond the limit.  Rows within the limit keep their maxima, and so their bits, whatever rows share
-    their block.
+    maxima, because most rows have no maximum yet.  Only the first `count` rows have queries.  In later tiles, a row
+    without a maximum has infinite weights, beyond the limit.  Rows within the limit keep their maxima, and so their
+    bits, whatever rows share their block.
 
-    inverse [TILE]: factors of the weights in their sums (`slot_scales`); None: 1.
+    inverse [TILE]: factor of each weight where it is added to a sum: the inverse of its value's scale (`slot_scales`).
+    None: 1.
     """
     acc, row_max, row_sum = state.acc, state.max, state.sum
     ROWS: gl.constexpr = row_max.type.layout

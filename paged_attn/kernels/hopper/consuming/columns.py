@@ -54,8 +54,8 @@ def is_made_anew(S):
 def is_turned(S, P):
     """Whether even shares transpose results in shared memory before they store them.
 
-    Always for up to 8 columns.  For more columns, shared memory has no room beside blocks, with more than 256 value
-    dims, or with two consumers.
+    Always for up to 8 columns.  For more columns, only where shared memory has room: not in the mixed kernel (BESIDE),
+    not with more than 256 value dims, and not with two consumers.
     """
     return P.SHARES and (P.COLUMNS <= 8 or not (P.BESIDE or S.VALUE_PADDED > 256 or P.CONSUMERS > 1))
 
@@ -68,8 +68,8 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
     the few query rows (`weights_room`).
 
     With `is_early`, there is memory for two tiles, because one warp's next weights must not overwrite weights that
-    another warp's product still reads.  The next keys are loaded while that product runs.  Triton puts its barrier
-    before that load, so the barrier does not wait for the product.
+    another warp's product still reads.  Triton's barrier between that product and the next weights does not suffice:
+    Triton puts the barrier before the load of the next keys, which begins while the product still runs.
     """
     SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
     if is_early(S, P):
@@ -124,7 +124,7 @@ def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr
     Dims are permuted, and `gather_columns` brings the results' dims in order.  A thread's fragment of the left operand
     is four neighbouring dims of a key (two with 64 dims).  Otherwise, its dims would be eight apart.
     """
-    HALVES: gl.constexpr = S.VALUE_PADDED == 64  # a product has at least 64 rows, two for each thread
+    HALVES: gl.constexpr = S.VALUE_PADDED == 64  # the dims are the 64 rows of a product, of which each thread has two
     dtype: gl.constexpr = gl.int16 if HALVES else gl.int32
     WORDS: gl.constexpr = S.VALUE_PADDED * 8 // dtype.primitive_bitwidth
     LAYOUT: gl.constexpr = value_words_layout(S.TILE, WORDS)

@@ -1,4 +1,4 @@
-"""A consumer: 64 query rows for each of its warpgroups against the tiles in the rings, one item after another.
+"""A consumer: each of its warpgroups computes 64 query rows over the tiles in the rings, one item after another.
 
 With several consumers, products of one run under the softmax of another.  A single consumer may work an item ahead.
 """
@@ -23,12 +23,12 @@ from .tile_scores import leave, multiply_keys, score_scale, value_scale
 
 @gluon.jit
 def drain(rings, turns, count, P: gl.constexpr):
-    """Release `count` tiles unread, as a consumer (one of several) without rows in this block; return the turns."""
+    """Release `count` tiles unread, for one of several consumers, which has no rows in this block; return the turns."""
     k_turn, v_turn = turns.key, turns.value
     for _ in range(count):
         wait_tile(
             rings.key, k_turn, P
-        )  # a release before the tile has arrived would count for the slot's previous tile
+        )  # a release before the tile has arrived would count as a release of the slot's previous tile
         k_turn = leave(rings.key, k_turn, P.KEY_STAGES, P)
         wait_tile(rings.value, v_turn, P)
         v_turn = leave(rings.value, v_turn, P.VALUE_STAGES, P)
@@ -39,13 +39,13 @@ def drain(rings, turns, count, P: gl.constexpr):
 def attend_item(
     query, rings, turns, item, block, rows, scales, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, state) of a consumer's rows [ROWS] after all tiles of an item; fp8 products leave the sink to `leaving`.
+    """(turns, state) of a consumer's rows [ROWS] after all tiles of an item.  fp8 products leave the sink to `leaving`.
 
-    block: the item's block, beginning with this consumer's first token.
+    block: the item's block, but `first` is this consumer's first token.
     """
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     queries, whole = rings.queries, item.block
-    sinks = None if P.FP8_PRODUCTS else mods.sinks  # beside a large sink, all fp8 weights would be zero
+    sinks = None if P.FP8_PRODUCTS else mods.sinks  # relative to a large sink, all fp8 weights would be zero
     row_max, row_sum = start(sinks, rows, item.first > 0, S)
     ACC: gl.constexpr = results_layout(S.VALUE_PADDED, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE)
     acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, ACC)
@@ -55,7 +55,7 @@ def attend_item(
         scale = take_queries(query, queries, block, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
         scale = scale_by_token(scale, scales, rows, P.PARTS)
         span = visible_range(block, mods, TOKENS, S)
-        first_key = visible_range(whole, mods, S.BLOCK_Q, S).lo  # of all consumers' rows
+        first_key = visible_range(whole, mods, S.BLOCK_Q, S).lo  # for the rows of all consumers
         q = rows_in(queries, turns.query, NUMBER, S, P)
         state = State(acc, row_max, row_sum)
         if P.FP8_PRODUCTS:
@@ -90,7 +90,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
         store(out, results, item, rows, count, state, NUMBER, S, P)
     else:
         if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
-            if tiles > 0:  # before keys are released, because the next block's queries may come after that
+            if tiles > 0:  # wait before keys are released: after that, the next block's queries may come
                 wait_queries(queries, done, NUMBER, S, P)
         turns = drain(rings, turns, tiles, P)
     if tiles > 0:
@@ -140,7 +140,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
         turns = Turns(turns.key, turns.value, turns.query + 1)
     else:
         following = read(mail, number, P.ROWS // 16)
-    # if this product started before the wait for the last values, that wait would include its keys: 1% slower
+    # before `receive`, this product would delay the last values by the wait for its own keys: 1% slower
     running = first_scores(rings, turns, following, S, P)
     rows, state = leaving(state, item, block, mods, rings.room, 0, S, P)
     store(out, results, item, rows, count, state, 0, S, P)
@@ -149,7 +149,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
 
 @gluon.jit
 def consume_items_ahead(out, results, rings, jobs, S: gl.constexpr, P: gl.constexpr):
-    """Compute and store all items, as `blocks.consume_items`, but an item ahead."""
+    """Do `blocks.consume_items` for all items, an item ahead."""
     gl.static_assert(is_shared(P) and P.CONSUMERS == 1 and P.QUERY_BOX and P.CONVERT == NONE and P.COLUMNS == 0)
     gl.static_assert(not S.SPLIT and S.PIECE is None)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)

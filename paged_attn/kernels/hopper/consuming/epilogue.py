@@ -15,9 +15,9 @@ from .fp8 import in_order
 
 @gluon.jit
 def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """(rows, state) of an item, ready to be stored: in the value product's layout, dims in order, with the sink.
+    """(rows, state) of an item, ready to be stored: dims in order, with the sink, and rows and sums in acc's layout.
 
-    acc [ROWS, VALUE_PADDED].  room: the bank, if dims have to be brought in order.
+    acc [ROWS, VALUE_PADDED].  room: the bank, by which fp8 products bring their dims in order.
     """
     acc = state.acc
     if P.FP8_PRODUCTS:
@@ -44,7 +44,7 @@ def dims_from(dim, P: gl.constexpr):
 def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr):
     """Round results x [ROWS, VALUE_PADDED] to 16 bits and store them, four neighbouring dims from each thread.
 
-    So memory gets whole sectors.  Threads exchange words by shuffles, without a barrier.
+    So stores fill whole sectors of memory.  Threads exchange words by shuffles, without a barrier.
     """
     LAYOUT: gl.constexpr = result_layout(S.VALUE_PADDED, P.ROWS)
     dtype: gl.constexpr = out.ptr.dtype.element_ty
@@ -64,9 +64,9 @@ def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr
 
 @gluon.jit
 def store_block(out, results, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Finish and store rows; 16-bit rows of up to 128 dims by `store_shuffled`."""
+    """Finish and store rows; 16-bit rows of up to 128 dims by `store_shuffled`, except columns and fp8 products."""
     IN_ROWS: gl.constexpr = state.acc.shape[0] == P.ROWS and P.COLUMNS < P.ROWS and not P.FP8_PRODUCTS
-    # rows of more than 128 dims would spill
+    # in `store_shuffled`, registers of rows of more than 128 dims would spill
     if IN_ROWS and S.VALUE_PADDED <= 128 and out.ptr.dtype.element_ty.primitive_bitwidth == 16:
         x = finish(state.acc, gl.expand_dims(state.sum, 1))
         dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, state.acc.type.layout)), P)

@@ -1,7 +1,7 @@
 """Pieces of a fixed size, whose states are folded in order, so that a block's cuts never change a bit.
 
 States are merged from the last piece to the first, as tiles arrive, by `softmax.merge`.  A program that has all pieces
-of a block merges them here; otherwise `join.join_states` merges the states in scratch.
+of a block merges their states here.  Otherwise, `join.join_states` merges states from scratch in the same order.
 """
 
 from ...common.bounds import visible_range
@@ -20,7 +20,7 @@ from .tile_scores import score_scale, value_scale
 
 @gluon.jit
 def make_bank(S: gl.constexpr, P: gl.constexpr):
-    """Allocate the bank: float32 sums [CONSUMERS, ROWS, VALUE_PADDED] in shared memory."""
+    """Allocate the bank: float32 accumulators [CONSUMERS, ROWS, VALUE_PADDED] in shared memory."""
     layout: gl.constexpr = bank_layout(S.PIECE is not None)
     return gl.allocate_shared_memory(gl.float32, [P.CONSUMERS, P.ROWS, S.VALUE_PADDED], layout)
 
@@ -60,8 +60,8 @@ def attend_pieces(
 ):
     """(turns, rows, state) after all pieces of an item; rows and state as from `leaving`.
 
-    States of a cut block go to scratch, and the returned state is not used.  A row's result depends on the row's
-    position alone: tiles and pieces that only other rows of the block see change nothing.
+    States of a cut block go to scratch, and the returned state is not used.  How a row's result is summed depends on
+    the row's position alone: tiles and pieces that only other rows of the block see change nothing.
     """
     PIECE: gl.constexpr = S.PIECE // S.TILE
     queries, scales = rings.queries, results.scales
@@ -73,9 +73,9 @@ def attend_pieces(
     scale = scale_by_token(scale, scales, rows, P.PARTS)
     q = rows_in(queries, turns.query, NUMBER, S, P)
     span = visible_range(block, mods, P.ROWS // S.GROUP, S)
-    first_key = visible_range(item.block, mods, S.BLOCK_Q, S).lo  # of all consumers' rows
+    first_key = visible_range(item.block, mods, S.BLOCK_Q, S).lo  # for the rows of all consumers
     begin_all = item.begin // PIECE
-    last = gl.maximum(gl.cdiv(item.end, PIECE), begin_all + 1) - 1  # at least one piece, for the sinks
+    last = gl.maximum(gl.cdiv(item.end, PIECE), begin_all + 1) - 1  # at least one piece, which gets the sinks
     bank = rings.room.index(NUMBER)
     row_max, row_sum = start(None, rows, False, S)
     acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, product_layout(S.VALUE_PADDED, False, P.ROWS))
@@ -100,7 +100,7 @@ def attend_pieces(
 def fold(bank, state, part, first, last):
     """Merge the state so far, whose acc is in the bank, with the state `part` of one more piece.
 
-    With `first`, there is no state so far.  With `last`, the acc stays in registers; otherwise the bank gets it.
+    With `first`, there is no state so far.  With `last`, the new acc stays in registers.  Otherwise the bank gets it.
     """
     if first:  # as `merge` with an empty state
         seen = gl.expand_dims(part.max > float("-inf"), 1)

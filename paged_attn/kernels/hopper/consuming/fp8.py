@@ -1,8 +1,8 @@
-"""A consumer of fp8 queries, keys, weights and values, whose products take half the time of 16-bit products.
+"""A consumer of e4m3 queries, keys, weights and values, whose products take half the time of 16-bit products.
 
-The tensor cores keep 14 bits of a sum.  So they add up results of TILES_PER_SUM tiles only.  These sums are added in
-float32 in shared memory (the bank), because registers cannot hold both.  The error does not grow with the number of
-keys.
+The tensor cores keep 14 bits of a sum, so they add up results of only TILES_PER_SUM tiles.  Such a sum is then added in
+float32 to the bank, which is in shared memory, because registers cannot hold two accumulators.  So the error does not
+grow with the number of keys.
 """
 
 from ...common.records import State
@@ -51,7 +51,7 @@ def in_order(acc, bank, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def withdraw(bank, acc, decay, NUMBER: gl.constexpr):
-    """Return acc + bank * decay, [R, VALUE_PADDED]; decay [R, 4]: factor since the last deposit."""
+    """Return acc + bank * decay, [R, VALUE_PADDED]; decay [R, 4]: factor of the bank since the last deposit."""
     x, before = by_thread(acc), by_thread(bank.index(NUMBER).load(acc.type.layout))
     return as_product(x + before * beside(decay, x), acc)
 
@@ -60,7 +60,7 @@ def withdraw(bank, acc, decay, NUMBER: gl.constexpr):
 def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
     """Store acc + bank * decay in the bank; first: store acc alone.
 
-    The returned acc has no meaning (`adds_up`); returning the old acc would keep its registers alive.
+    The returned acc is never used (`adds_up`).  Returning the old acc instead would keep its registers alive.
     """
     if not first:
         acc = withdraw(bank, acc, decay, NUMBER)
@@ -70,7 +70,7 @@ def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
 
 @gluon.jit
 def adds_up(number):
-    """Whether an item's value product `number` is added to acc; False for the first one, and after a deposit."""
+    """Whether an item's value product `number` is added to acc; False up to number 0, and after a deposit."""
     return (number > 0) & (number % TILES_PER_SUM != 0)
 
 
@@ -85,7 +85,8 @@ def beside_sums(x, sums):
 def sum_up(weights, ones, P: gl.constexpr):
     """Start the sums of a tile's weights [R, TILE]: float32 [R, 8], of which the first column has the sums.
 
-    Sums are not accumulated over tiles: many positive numbers lose more bits in the tensor cores than weighted values.
+    Sums of several tiles are added in registers: in the tensor cores, sums of many positive numbers lose more bits than
+    sums of weighted values.
     """
     zero = gl.full([P.ROWS, 8], 0.0, gl.float32, product_layout(8, True, P.ROWS))
     return warpgroup_mma(weights, ones.permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -95,14 +96,14 @@ def sum_up(weights, ones, P: gl.constexpr):
 def attend_fp8(
     q, rings, turns, item, rows, span, state, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, state) after the tiles of an item, at least one, the last tile first; the acc is [R, VALUE_PADDED]."""
+    """(turns, state) after the tiles of an item, at least one, the last tile first; state.acc is [R, VALUE_PADDED]."""
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     acc, row_max = state.acc, spread(state.max, P.ROWS)
     dtype: gl.constexpr = keys.slots.dtype
     slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, True, P.ROWS)))
-    decays = gl.full([P.ROWS, 4], 1.0, gl.float32, row_max.type.layout)  # since the last deposit
+    decays = gl.full([P.ROWS, 4], 1.0, gl.float32, row_max.type.layout)  # products of decays since the last deposit
     count = item.end - item.begin
 
     # The first value product has zero weights, and its result is dropped.  A peeled first tile would be more code.

@@ -1,6 +1,6 @@
 """Accumulator fragments of wgmma: views of products and rows in the threads that hold them.
 
-A quad of threads holds a row; each thread has two neighbouring columns of every eight.
+A quad of threads holds a row, and each thread has two neighbouring columns of every eight.
 """
 
 import triton.language as tl
@@ -36,7 +36,7 @@ def spread(x, ROWS: gl.constexpr):
 
 @gluon.jit
 def of_rows(row_max, sums, like):
-    """(maximum, sum), each [R] in the layout of `like`, of maxima [R, 4] and sums [R, 4] (or [R, N]) by thread."""
+    """(maxima, sums) of rows, each [R] in the layout of `like`, from those by thread, [R, 4]; sums may be [R, N]."""
     LAYOUT: gl.constexpr = like.type.layout
     return gl.convert_layout(gl.max(row_max, axis=1), LAYOUT), gl.convert_layout(gl.sum(sums, axis=1), LAYOUT)
 
@@ -79,7 +79,7 @@ def larger(x, y):
 
 @gluon.jit
 def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
-    """Return each thread's largest score of each row, [R, 4], of scores [R, N / 8, 4, 2]; NAN: NaN is the largest."""
+    """Return each thread's largest score of each row, [R, 4], of scores [R, N / 8, 4, 2]; NAN: NaN is largest."""
     if NAN:
         top = gl.reduce(gl.reduce(scores, 1, larger), 2, larger)
     else:

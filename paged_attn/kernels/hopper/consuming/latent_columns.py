@@ -1,6 +1,6 @@
 """Few query rows, as columns, against latents: a tile in shared memory is multiplied twice, as keys and as values.
 
-Slots of the first ring have the key dims that are values.  The key dims behind the values (the rest) have a ring of
+Slots of the ring of keys have the key dims that are values.  The key dims behind the values (the rest) have a ring of
 their own, whose slots are released sooner.
 """
 
@@ -92,8 +92,8 @@ def attend_latent(
 ):  # fmt: skip
     """(turns, state) after the tiles of an item, the last tile first; the state's acc is [VALUE_PADDED, N].
 
-    Values outside the keys [lo, end) are zeroed behind the barriers of `weigh_columns`, when no warp multiplies the
-    tile's keys any more.  Some row of the block sees key `lo`, and no row an earlier key.
+    lo: first key that some row of the block sees, inclusive.  Values before `lo` or behind the sequence's last key are
+    zeroed behind the barriers of `weigh_columns`, when no warp multiplies the tile's keys any more.
     """
     SLOTS: gl.constexpr = slots_of_tile(P)
     keys, rests = rings.key, rings.value

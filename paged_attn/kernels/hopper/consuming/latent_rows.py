@@ -1,9 +1,9 @@
 """64 query rows against latents, by two consumers that share the rows and take tiles in turn.
 
 Each tile belongs to one consumer, which multiplies the tile's keys, and writes weights and maxima of rows to shared
-memory.  Then each consumer multiplies the weights by half of the value dims, because registers hold results of 64 rows
-and half of the dims.  So the softmax of one consumer runs under products of the other.  A row's sum has a part in each
-consumer until the item ends.
+memory.  Then each consumer multiplies the weights by its half of the value dims, because registers of a consumer hold
+only half of the dims of 64 rows.  So the softmax of one consumer runs under products of the other.  A row's sum has a
+part in each consumer until the item ends.
 """
 
 from ...common.bounds import row_tile, visible_range
@@ -66,8 +66,8 @@ def multiply_latents(rings, turn, S: gl.constexpr, P: gl.constexpr):
 def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr):
     """Start acc + weights @ v for consumer NUMBER's half of the value dims, with the weights of consumer OF.
 
-    A consumer's own weights need a barrier here.  No barrier follows the fence of `put_weights`, because Triton may put
-    its own barrier between the stores before the fence.
+    A consumer's own weights need a barrier here, behind the fence of `put_weights`.  Triton's own barrier may stand
+    between the stores, before that fence.
     """
     DIMS: gl.constexpr = S.VALUE_PADDED // 2
     v = tile_in(rings.key, turn, S.DIM, S).slice(NUMBER * DIMS, DIMS, dim=1)
@@ -79,7 +79,7 @@ def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.const
 
 @gluon.jit
 def take_maxima(acc, row_max, sums, rings, NUMBER: gl.constexpr, P: gl.constexpr):
-    """Wait for the other consumer's weights; return (acc, maxima, sums by thread), rescaled to that one's maxima."""
+    """Wait for the other consumer's weights; return (acc, maxima, sums by thread), all by the other's maxima."""
     wait_written(1 - NUMBER)
     theirs = rings.extra.both.index(1 - NUMBER).load(threads_layout(P.ROWS))
     decay = gl.exp2(row_max - base_of(theirs))
@@ -99,7 +99,7 @@ def put_weights(weights, row_max, rings, NUMBER: gl.constexpr):
 def attend_in_turn(
     rings, turns, item, lo, rows, span, state, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, state) after the tiles of an item, at least one, the last first; the acc is [R, VALUE_PADDED / 2].
+    """(turns, state) after the tiles of an item, at least one, the last tile first; the acc is [R, VALUE_PADDED / 2].
 
     Both rings have equally many slots, so one turn serves both.  lo: first key that some row sees, inclusive.
     """
@@ -202,7 +202,7 @@ def consume_latent_rows(
     state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
     dim = NUMBER * DIMS + gl.arange(0, DIMS, layout=gl.SliceLayout(0, LAYOUT))
     if item.pieces > 1:
-        valid = rows.valid & (row < S.LIVE)  # queries beyond the host's bound have no scratch
+        valid = rows.valid & (row < S.LIVE)  # scratch may have rows for max_seqlen_q query tokens only
         store_partial(results.partial, item.row + row, valid, dim, state, S)
     else:
         store_rows(out, results.lse, rows, dim, state, scales, S, times_logistic)

@@ -43,8 +43,8 @@ def times(x, factor, BY_ROW: gl.constexpr):
 def exp2_by_word(scores, unit, shift, S: gl.constexpr, P: gl.constexpr):
     """(words [R, TILE / 4] of four e4m3 weights exp2(scores * unit + shift), sums [R, 4] by thread).
 
-    shift [R, 4].  Keys are permuted as in `convert.transpose`.  Coarse weights have no sums, but 0.0.  Weights pass
-    between rounds of the loop as words, because ptxas would unpack 8-bit numbers.
+    shift [R, 4].  Keys are permuted as in `convert.transpose`.  With COARSE weights, sums is 0.0.  Weights pass between
+    rounds of the loop as words, because ptxas would unpack 8-bit numbers.
     """
     x = scores.reshape([P.ROWS, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
     even, odd = gl.split(x)
@@ -62,7 +62,7 @@ def exp2_by_word(scores, unit, shift, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def scale_rows(acc, factor, S: gl.constexpr):
-    """Return acc [R, VALUE_PADDED] times its row's factor [R, 4], which is equal in the row's four threads."""
+    """Return acc [R, VALUE_PADDED] times each row's factor; factor [R, 4]: equal in the row's four threads."""
     x = by_thread(acc)
     return as_product(rescale(x, beside(factor, x), S.VALUE_PADDED), acc)
 
@@ -85,7 +85,7 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
 
     decay and maximum are float32 [R, 4], equal in a row's four threads.  decay is the factor of earlier results.
 
-    sums are float32 [R, 4], each thread's own part of its row's sum; for coarse weights 0.0.  A shift of None is 0.
+    sums are float32 [R, 4], each thread's own part of its row's sum, or 0.0 with COARSE weights.  A shift of None is 0.
     """
     BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
     x = by_thread(scores)
@@ -115,8 +115,8 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
 def powers_of(unit, cap_factor, RELATIVE, TERMS):
     """(coefficients, cap) of the exponents of scores x, for `weigh_pairs` and `weigh_again`.
 
-    RELATIVE: exponents are x.  TERMS > 0: exponents are a polynomial for unit * tanh(x * cap_factor).  Otherwise
-    exponents are x * unit.
+    RELATIVE: exponents are x.  TERMS > 0: exponents are a polynomial that approximates unit * tanh(x * cap_factor).
+    Otherwise exponents are x * unit.
     """
     if RELATIVE:
         return (), ()
@@ -143,8 +143,9 @@ def weigh_at_once(
 ):
     """(words [R, N / 8, 4] of two 16-bit weights, decay, maximum, sums, acc) of scores [R, N], by the maximum so far.
 
-    Weights are made again, with a new maximum, only if a thread's sum shows that the maximum is far too small.  Then
-    acc, to which a running product may still add, is multiplied by decay.  `weigh` explains decay, maximum and sums.
+    A row is weighed again, with a new maximum, only if it has no maximum yet, or if a thread's sum shows that its
+    maximum is far too small.  A polynomial adds further cases (`weigh_again`).  Then acc, to which a running product
+    may still add, is multiplied by decay.  `weigh` explains decay, maximum and sums.
 
     RELATIVE: scores are exponents from which the base of the maximum is already subtracted.
 

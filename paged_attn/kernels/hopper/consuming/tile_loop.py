@@ -1,10 +1,10 @@
-"""The mainloop over tiles: each round starts the product of a tile's keys and that of the previous tile's values.
+"""The mainloop over tiles: each round starts the products of a tile's keys and of the previous tile's values.
 
 Ping-pong (Pipe.IN_TURN): a consumer's two warpgroups start products in turn, and the tensor cores work for one
-warpgroup during the softmax of the other.  Without turns, the two either alternate by themselves or run in step.  In
-step, each waits for the products of both, and the tensor cores wait for both softmaxes, which takes a fifth longer.
-A few cycles decide which of the two happens: they depend on the loop's place in an instruction-cache line, or on the
-launch's prologue.  The same build of a kernel mostly behaves the same way.  Turns cost 1 to 3% of the time.
+warpgroup during the softmax of the other.  Without turns, the warpgroups either alternate by themselves or run in step.
+In step, each warpgroup waits for the products of both, and the tensor cores wait for both softmaxes, which takes a
+fifth longer.  A few cycles decide whether warpgroups alternate: the loop's place in an instruction-cache line matters,
+and so does the launch's prologue.  A build of a kernel mostly behaves the same way.  Turns cost 1 to 3% of the time.
 """
 
 import triton
@@ -26,7 +26,7 @@ from .tile_scores import clear_dead, judge, leave, multiply_keys, multiply_value
 
 @gluon.jit
 def attend_keys(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
-    """(turns, state) after the tiles of an item, the last tile first; the acc is [R, VALUE_PADDED].
+    """(turns, state) after the tiles of an item, the last tile first; the state's acc is [R, VALUE_PADDED].
 
     The item must have a tile.  first_key: first key that some row of the block sees, inclusive.
     """
@@ -76,7 +76,7 @@ def attend_tiles(
 def receive(sent, rings, turns, state, P: gl.constexpr):
     """Wait for the product that `send_tiles` left running; return (turns, state).
 
-    The maxima and sums by thread, [R, 4], become those of rows, [R].
+    Maxima and sums by thread, [R, 4], become maxima and sums of rows, [R].
     """
     acc = warpgroup_mma_wait(0, deps=(sent.acc,))
     row_max, row_sum = of_rows(sent.max, sent.sum, state.max)
@@ -127,19 +127,19 @@ def send_tiles(
     q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr,
     MORE: gl.constexpr = False, LEAVE: gl.constexpr = True,
 ):  # fmt: skip
-    """Do an item's tiles, and return (turns, state by thread) without a wait for the last value product.
+    """Do an item's tiles, and return (turns, state) without a wait for the last value product.
 
-    `receive` waits for that product.  The returned maxima and sums are [R, 4].
+    `receive` waits for that product.  The state's maxima and sums are by thread, [R, 4].
 
     scores [R, TILE]: scores of the item's last tile, which is visited first.
-    MORE: acc already has results.  LEAVE: release the queries after the last keys.
+    MORE: the state already has results of other tiles.  LEAVE: release the queries after the last keys.
     """
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     begin, end, context_len = item.begin, item.end, rows.context_len
     end_key = own_before(item.block.seq_len, mods, S)
     acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
-    ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values zeroed together; inside the loop registers are few
+    ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # keys zeroed together; inside the loop, registers are few
     slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_KEYS, P.ROWS)))
 
@@ -178,7 +178,7 @@ def send_tiles(
         )
         sums = sums * decay + added
         following = pin(following)
-        # ptxas moves exponentials of new maxima behind this wait; to keep them before it cost more than it saved
+        # ptxas moves exponentials of new maxima behind this wait; keeping them before the wait cost more than it saved
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)
         v_turn = leave(values, v_turn, P.VALUE_STAGES, P)

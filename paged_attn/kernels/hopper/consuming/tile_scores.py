@@ -137,12 +137,14 @@ def places_of_keys(L: gl.constexpr, S: gl.constexpr):
 def add_alibi(
     scores, factor, rows, slopes, first, offset, mods, BY_ROW: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """Return scores [R, N] * factor + slope * (key - query) + offset [R, 4], by two operations for each score.
+    """Return scores [R, N] * factor + slope * (key - query) + offset, by two operations for each score.
 
-    Symmetric ALiBi adds -slope * |key - query| instead, by four operations.  first: position of the tile's first key.
+    Symmetric ALiBi adds -slope * |key - query| instead, by four operations.
 
-    A key's number has a part that is known at compile time, and a part of the thread (`places_of_keys`).  Converting an
-    integer for each score would take as long as an exponential.
+    first: position of the tile's first key.  offset [R, 4] is equal in the row's four threads; None: 0.
+
+    A key's number is a sum of a number that is known at compile time and a number of the thread (`places_of_keys`).
+    Converting an integer for each score would take as long as an exponential.
     """
     x = by_thread(scores)
     L: gl.constexpr = x.type.layout
@@ -156,7 +158,7 @@ def add_alibi(
     slope = _by_row(slopes, L)
     distance = (_by_row(first - rows.pos, L) + pair).to(gl.float32)
     if mods.ALIBI_SYMMETRIC is not None:
-        # whole numbers, whose sum is exact
+        # both are whole numbers, so their sum is exact
         bias = -slope * gl.abs(distance + known.to(gl.float32))
         if offset is not None:
             bias += beside(offset, x)
@@ -190,14 +192,14 @@ def _by_row(x, L: gl.constexpr):
 
 @gluon.jit
 def has_edges(rows, span, tile, S: gl.constexpr):
-    """Whether a tile has keys that some row must not see."""
+    """Whether a tile has keys outside the bounds of some row."""
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     return (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S))
 
 
 @gluon.jit
 def mask_edges(scores, rows, span, tile, mods, S: gl.constexpr):
-    """Return scores [R, N] with minus infinity where a row must not see a key.
+    """Return scores [R, N] with minus infinity where a key is outside a row's bounds.
 
     Bounds are compared with the part of a key's number that is known at compile time, which takes no registers.  The
     thread's part of the number is subtracted from the bounds.
@@ -222,12 +224,12 @@ def judge(
 ):  # fmt: skip
     """(weights, decay, maxima, sums, acc) of a tile's scores [R, N], after modifiers and masks; see `weigh`.
 
-    slopes: from `slopes_of`.  AT_ONCE: weigh by the maxima so far, and multiply acc by decay.  A first tile, whose rows
-    mostly have no maximum, comes without AT_ONCE, and then the caller has to multiply acc by decay.
+    slopes: from `slopes_of`.  AT_ONCE: weigh by the maxima so far, and multiply acc by decay.  Without AT_ONCE, the
+    caller has to multiply acc by decay.  A first tile, whose rows mostly have no maximum, always comes without AT_ONCE.
     """
-    # RELATIVE: ALiBi's bias includes the maximum, so weights are plain powers, by an operation less for each score.
-    # With a sink, it does not: a sink may be the first maximum, so far below all scores that differences lose their
-    # bits.
+    # RELATIVE: ALiBi's bias already subtracts the row's maximum, so a weight is exp2(score), by one operation less.
+    # False with sinks: a sink may be a row's first maximum.  If this maximum is far below all scores, float32 rounds
+    # away low bits of a score minus the maximum.
     HIDES: gl.constexpr = hides_between(mods, S)
     PLAIN: gl.constexpr = not HIDES and mods.sinks is None
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and PLAIN
@@ -239,7 +241,7 @@ def judge(
         first = tile * S.TILE - gap_before(tile, rows.context_len, S)
         BY_ROW: gl.constexpr = S.BY_ROW and mods.softcap is None
         if mods.softcap is not None:
-            # cap tanh(x) = 2 cap / (1 + e^-2x) - cap; the last term is equal for all keys, and becomes a shift
+            # cap * tanh(x) = 2 cap / (1 + e^-2x) - cap; the last term is equal for all keys, and becomes the shift
             if S.FAR_CAP:
                 scores = softcap(times(scores, scale, S.BY_ROW), mods.softcap, True)
                 factor = mods.softcap * 0.0 + 1.0

@@ -1,11 +1,11 @@
-"""The converter warpgroup between loaders and consumers, which makes operands of fp8 tiles.
+"""The converter warpgroup between loaders and consumers, which makes operands of fp8 and int8 tiles.
 
-WIDEN: keys and values become float16, which holds every fp8 number, for 16-bit queries.
-WIDEN_VALUES: values become float16; queries are sums of two fp8 numbers.
-TRANSPOSE: fp8 values are transposed, because fp8 products read both operands along the dimension that they sum over.
-Latents become float16, too.
+WIDEN: keys and values, or latents, become float16, which holds every fp8 and int8 number.
+WIDEN_VALUES: values become float16.  Keys stay e4m3, and queries are sums of two e4m3 numbers.
+TRANSPOSE: e4m3 values are transposed, because wgmma reads both fp8 operands along the dimension that it sums over.
 
-For blocks, values that no row may see become zero here, because 0 * NaN is NaN.  Consumers of latents zero such values.
+For blocks, values that no row may see become zero here, because 0 * NaN is NaN.  Consumers of latents zero such values
+themselves.
 """
 
 import triton
@@ -25,13 +25,13 @@ TRANSPOSE = gl.constexpr(operands.TRANSPOSE)
 
 @triton.constexpr_function
 def widened_together(P):
-    """Number of a tile's keys that are widened together, as many as registers allow."""
+    """Number of a tile's keys that a block's converter widens together, as many as registers allow."""
     return 64 if P.CONVERT_REGISTERS > 56 else 32
 
 
 @gluon.jit
 def widen(raw, ready, first, lo, end, EDGE: gl.constexpr, DIM: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Widen fp8 words [TILE, DIM / 4] to float16 pairs [TILE, DIM / 2]; EDGE: zeros for keys outside [lo, end).
+    """Widen fp8 or int8 words [TILE, DIM / 4] to float16 pairs [TILE, DIM / 2]; EDGE: zeros for keys outside [lo, end).
 
     first: position of the tile's first key.
     """
@@ -52,7 +52,8 @@ def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
     """Transpose fp8 words of four dims [TILE, DIM / 4] to words of four keys [DIM, TILE / 4]; EDGE as in `widen`.
 
     Dim 4 q + j becomes row j * DIM / 4 + q, so that neighbouring threads store to different banks.  Keys are permuted
-    within 16, so that a thread's scores are its part of a left operand.  `consuming/fp8.py` relies on both.
+    within 16, so that the weights of a thread's scores are its fragment of the left operand.  `consuming/fp8.py` relies
+    on both.
     """
     Q: gl.constexpr = S.VALUE_PADDED // 4
     LAYOUT: gl.constexpr = transposing_layout(S.TILE, Q)
@@ -103,7 +104,7 @@ def convert_tile(raw, raw_turn, ready, turn, tile, lo, end, VALUES: gl.constexpr
 def convert_tiles(raw, raw_turns, ready, turns, begin, end, lo, end_key, S: gl.constexpr, P: gl.constexpr):
     """Convert an item's tiles [begin, end), the last tile first; return (raw turns, turns).
 
-    Values always are converted, keys by WIDEN alone.  lo, end_key: keys [lo, end_key) that some row of the block sees.
+    Values are always converted, keys only by WIDEN.  lo, end_key: some row of the block may see keys [lo, end_key).
     """
     raw_key, raw_value, key, value = raw_turns.key, raw_turns.value, turns.key, turns.value
     if P.CONVERT == TRANSPOSE:  # noqa: SIM102 (one is decided at compile time)
@@ -123,23 +124,23 @@ def convert_tiles(raw, raw_turns, ready, turns, begin, end, lo, end_key, S: gl.c
     return Turns(raw_key, raw_value, 0), Turns(key, value, 0)
 
 
-# ---- fp8 latents ---------------------------------------------------------------------------------
-# Latents are multiplied twice, as keys and as values, and by two consumers.  Consumers that widened latents in
+# ---- fp8 and int8 latents ------------------------------------------------------------------------
+# Latents are multiplied twice, as keys and as values, by one or two consumers.  Consumers that widened latents in
 # registers would widen each tile several times.  Widening to bfloat16 would take twice the conversions, so bfloat16
 # queries are normalized to float16 instead.
 
-MAX_WORDS_WIDENED_TOGETHER = gl.constexpr(16)  # fp8 words of a thread, which become twice as many words
+MAX_WORDS_WIDENED_TOGETHER = gl.constexpr(16)  # stored words of a thread, which become twice as many
 
 
 @triton.constexpr_function
 def rows_widened_together(tile, words):
-    """Number of a tile's keys, `words` int32 words of fp8 each, that are widened together."""
+    """Number of a tile's keys that are widened together; words: int32 words of stored bytes of a key."""
     return min(tile, 128 * MAX_WORDS_WIDENED_TOGETHER.value // words)
 
 
 @gluon.jit
 def widen_slot(raw, raw_turn, ready, turn, DIMS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Widen the next slot of ring `raw`, fp8 [TILE, DIMS], into the next slot of ring `ready`, float16 [TILE, DIMS].
+    """Widen the next slot of ring `raw`, bytes [TILE, DIMS], into the next slot of ring `ready`, float16 [TILE, DIMS].
 
     Keys that no row may see are widened, too.  Consumers zero them.
     """
@@ -161,7 +162,7 @@ def widen_slot(raw, raw_turn, ready, turn, DIMS: gl.constexpr, S: gl.constexpr, 
 
 @gluon.jit
 def widen_tiles(raw, raw_turns, ready, turns, count, S: gl.constexpr, P: gl.constexpr):
-    """Widen `count` tiles of latents, of each first the value dims and then the rest; return (raw turns, turns)."""
+    """Widen `count` tiles of latents, first a tile's value dims, then its rest; return (raw turns, turns)."""
     SLOTS: gl.constexpr = slots_of_tile(P)
     RESTS: gl.constexpr = raw_slots_of_rest(P)
     raw_key, raw_rest, key, rest = raw_turns.key, raw_turns.value, turns.key, turns.value

@@ -1,6 +1,6 @@
 """Gates: mbarriers at which each consumer warp waits by itself.
 
-Consumers of several warpgroups, three consumers, and few rows beside blocks have gates.  All barriers lie in one array
+Gates serve consumers of several warpgroups, three consumers, and few rows beside blocks.  All gates lie in one array
 [kind, slot] of shared memory.  A tag behind the array tells each warp the array's address.
 """
 
@@ -11,10 +11,10 @@ from ..asm.barriers import TAG, find_tag, init_at
 from ..planning import operands
 from ..shim import gl, gluon, mbarrier, reinterpret, thread_barrier
 
-# First row of each ring in the array: this row has the ring's full barriers, the next row its empty barriers.
+# Kinds of full barriers, which are rows of the array.  The row behind each has the matching empty barriers.
 KEYS, VALUES, QUERIES, MAIL = gl.constexpr(0), gl.constexpr(2), gl.constexpr(4), gl.constexpr(6)
-KINDS = gl.constexpr(8)  # rows of the array for blocks; barriers of few rows beside blocks have KINDS more rows
-DEPTH = gl.constexpr(8)  # most slots of a ring
+KINDS = gl.constexpr(8)  # rows of the array for blocks; few rows beside blocks have KINDS more rows
+DEPTH = gl.constexpr(8)  # slots of a ring, at most
 WIDEN = gl.constexpr(operands.WIDEN)  # the only conversion of keys; the converter then fills the consumers' key ring
 
 
@@ -34,13 +34,13 @@ def arrivals_of(P):
 
 @triton.constexpr_function
 def depths_of(P):
-    """Number of barriers of each kind: the depth of its ring."""
+    """Number of barriers of each kind: the slots of its ring."""
     return P.KEY_STAGES, P.KEY_STAGES, P.VALUE_STAGES, P.VALUE_STAGES, 2, 2, 2, 2
 
 
 @triton.constexpr_function
 def gate_rows(P, G):
-    """Number of the array's rows: KINDS for blocks, and KINDS more if few rows run beside blocks (their pipe is G)."""
+    """Number of the array's rows: KINDS for blocks, and KINDS more if few rows run beside blocks, with pipe G."""
     return KINDS.value * (1 if G is None else 2)
 
 
@@ -61,7 +61,7 @@ def make_gates(P: gl.constexpr, G: gl.constexpr = None):
     """Make the array of barriers, and find its address; return Gates, or 0 if no warp waits by itself.
 
     Consumers of several warpgroups, and few rows beside blocks, have all kinds of barriers in the array.  Three
-    consumers have those of keys and values there.  Each warp writes a tag behind the array, and finds the tag.
+    consumers have only the barriers of keys and values there.  Each warp writes a tag behind the array, and finds it.
 
     A warp initialises barriers one after another, so each warp takes one kind: warp n initialises kind n of blocks (P)
     and of few rows beside blocks (G), if there are any.
@@ -99,7 +99,7 @@ def start_together():
 
 @gluon.jit
 def start_with(gates, P: gl.constexpr, G: gl.constexpr = None):
-    """Let all threads meet before warp partitions start, as `start_together`, and erase the tag of the gates."""
+    """Do `start_together`, and erase the tag of the gates."""
     start_together()
     if is_gated(P):  # all warps have found the tag; the next program on the multiprocessor must not find it
         THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])

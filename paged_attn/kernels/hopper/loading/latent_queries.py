@@ -1,6 +1,7 @@
 """Queries against latents, in parts: for the key dims that are values, and for the key dims behind them (the rest).
 
-Few rows are columns of one consumer, or of two.  Two consumers share 64 rows, and their products need addresses.
+Few rows are columns of one or two consumers.  Blocks of 64 rows are shared by two consumers, whose products need
+shared-memory addresses.
 """
 
 import triton
@@ -17,7 +18,7 @@ from .ring import bytes_of_slot
 
 @gluon.jit
 def make_rest(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Allocate [CONSUMERS, COLUMNS, REST] for the queries' dims that meet the rest."""
+    """Allocate [CONSUMERS, COLUMNS, REST] for the queries' dims that are multiplied by the rest of the keys."""
     SHAPE: gl.constexpr = [P.COLUMNS, S.REST]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     return gl.allocate_shared_memory(dtype, [P.CONSUMERS, P.COLUMNS, S.REST], layout)
@@ -86,7 +87,7 @@ def take_parts(
     """
     PARTS: gl.constexpr = slots_of_tile(P)
     DIMS: gl.constexpr = S.DIM // PARTS
-    thread_barrier()  # products with the queries before must be done
+    thread_barrier()  # products with the previous queries must be done
     parts = ()  # all loads begin before the first store
     for j in gl.static_range(PARTS):
         x = load_part(query, block, mods, NUMBER, j * DIMS, S.VALUE_DIM, DIMS, S, P)
@@ -111,7 +112,7 @@ def take_parts(
 
 @gluon.jit
 def make_rest_of_rows(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Allocate [1, ROWS, REST] for the dims, of the rows of two consumers, that meet the rest."""
+    """Allocate [1, ROWS, REST] for the queries' dims that are multiplied by the rest; two consumers share the rows."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([P.ROWS, S.REST], dtype)
     return gl.allocate_shared_memory(dtype, [1, P.ROWS, S.REST], layout)
 
@@ -121,14 +122,14 @@ def take_rows(
     query, queries, rest, numbers, block, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Load a consumer's half of the rows into shared memory through registers; afterwards both consumers have all rows.
+    """Load a consumer's half of the rows into shared memory through registers; then wait for the other consumer's half.
 
     Return the factor of each row's scores, [ROWS] float32, or 1.0 if rows are not normalized.  Consumers exchange these
     factors in the second consumer's `numbers`, which are free until the first consumer has written weights.
     """
     ROWS: gl.constexpr = P.ROWS // 2
     slot = queries.slots.index(0).reshape([P.ROWS, S.DIM])
-    meet_other()  # products with the queries before must be done
+    meet_other()  # products with the previous queries must be done
     parts = (load_part(query, block, mods, NUMBER, 0, S.VALUE_DIM, S.DIM, S, P),)
     if S.REST > 0:
         y = load_part(query, block, mods, NUMBER, S.VALUE_DIM, S.HEAD_DIM, S.REST, S, P)

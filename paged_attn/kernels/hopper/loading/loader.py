@@ -9,7 +9,7 @@ from .packed import boxes_of, places_of_slot
 from .ring import advance, bytes_of_slot, wait_empty
 from .slot_scales import load_scales, store_scales
 
-NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside every tensor, for which TMA writes zeros
+NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside every tensor; TMA writes zeros for boxes from there
 
 
 @gluon.jit
@@ -17,7 +17,7 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
     """Let TMA read its descriptors while the schedule is computed, by loading boxes from outside the caches.
 
     The boxes write zeros to the memory of the first consumer's queries, and complete the queries' barrier.  A box of
-    values fits there only if values are as wide as keys.
+    values comes only if it fits there: values must be as wide as keys.
     """
     if P.PREFETCH:
         nothing = queries.slots.index(0).slice(0, P.BOX, dim=0)
@@ -32,9 +32,10 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
 
 @gluon.jit
 def page_rows(table, starts, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Tuple of the first cache row, int32, of each box of one loader's part of a tile; x-packed: of each box's page.
+    """Tuple of each box's first cache row, int32, for one loader's part of a tile; x-packed: the row of the box's page.
 
-    Rows of the block may see keys [first, end).  Boxes of pages without such a key come from NOWHERE.
+    Some row of the block may see keys [first, end).  Boxes from `end` on, or in pages before the page of `first`, come
+    from NOWHERE.
     """
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     rows = ()
@@ -166,7 +167,7 @@ def load_scaled_tiles(
     loader, turn, table, batch, block, kv_head, begin, end, first_key, STAGES: gl.constexpr, OF_VALUES: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Do `load_tiles` for tiles whose slots have scales, which are loaded one tile ahead."""
+    """Do `load_tiles` for tiles with a scale for each slot; scales are loaded one tile ahead."""
     first = gl.maximum(first_key, begin * S.TILE)
     scales = load_scales(loader.scales, table, batch, kv_head, end - 1, first, block.seq_len, OF_VALUES, S)
     for i in range(end - begin):

@@ -1,8 +1,10 @@
-"""Tiles of an x-packed cache: boxes of keys [16 bytes of dims, neighbouring keys], of values [dims, neighbouring keys].
+"""Tiles of an x-packed cache, as operands.
 
-Keys and values of few rows are left operands, which pass through registers: a thread's neighbouring elements are
-neighbours in memory, too.  Keys and values of blocks are right operands, which wgmma reads from shared memory: boxes of
-keys are core matrices of 8 keys, and boxes of values have rows of 32 bytes.
+For few rows, boxes are [dims / x, keys, x] for keys, and [dims, keys] for values.  Keys and values are left operands,
+which pass through registers: a thread's neighbouring elements are neighbours in memory, too.
+
+For blocks, keys and values are right operands, which wgmma reads from shared memory: boxes of keys are core matrices of
+8 keys, and boxes of values have rows of 32 bytes.
 """
 
 import triton
@@ -40,14 +42,14 @@ def places_of_slot(shape, box):
 
 @gluon.jit
 def boxes_of(slot, box, S: gl.constexpr, P: gl.constexpr):
-    """Return a slot [TILE, 1, DIM] as the boxes of a tile, [boxes, 1, *box]."""
+    """Return a slot [TILE, 1, DIM] as the boxes of a tile, [boxes, 1, *last three axes of a box]."""
     SHAPE: gl.constexpr = box.block_shape
     return reinterpret(slot, slot.dtype, [S.TILE // P.BOX, 1, SHAPE[2], SHAPE[3], SHAPE[4]], box.layout)
 
 
 @gluon.jit
 def value_tile(ring, turn, S: gl.constexpr):
-    """Return the slot's values, which lie as rows of 16 keys for each dim, as a right operand [TILE, DIM] of wgmma."""
+    """Return the slot's values, rows of 16 keys for each dim, as a right operand [TILE, DIM] of wgmma."""
     slot = ring.slots.index(turn.stage)
     boxes = reinterpret(slot, slot.dtype, [S.TILE // 16, S.VALUE_PADDED, 16], gl.NVMMASharedLayout(32, 16, 3))
     return boxes.permute((1, 0, 2)).reshape([S.VALUE_PADDED, S.TILE]).permute((1, 0))
@@ -78,7 +80,7 @@ def packed_keys(ring, turn, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def packed_key_words(ring, turn, LAYOUT: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Return a tile's fp8 keys as int32 words [TILE, DIM / 4] of four dims, in LAYOUT."""
+    """Return a tile's fp8 or int8 keys as int32 words [TILE, DIM / 4] of four dims, in LAYOUT."""
     places = reinterpret(ring.slots.index(turn.stage), gl.int32, [S.TILE // P.BOX, S.DIM // 16, P.BOX, 4], IN_ORDER_4)
     x = places.load(packed_key_words_layout(S.TILE, S.DIM, P.BOX)).permute((0, 2, 1, 3))
     return gl.convert_layout(x.reshape([S.TILE, S.DIM // 4]), LAYOUT, assert_trivial=True)
@@ -86,7 +88,7 @@ def packed_key_words(ring, turn, LAYOUT: gl.constexpr, S: gl.constexpr, P: gl.co
 
 @gluon.jit
 def clear_outside(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """Zero a tile's values outside the keys [lo, end) in shared memory; in registers, every tile would cost more."""
+    """Zero a tile's values outside keys [lo, end) in shared memory; zeroing in registers would slow down every tile."""
     first = tile * S.TILE
     if (first < lo) | (first + S.TILE > end):
         dtype: gl.constexpr = gl.int8 if P.FP8 > 0 else gl.int16
@@ -103,7 +105,7 @@ def clear_outside(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def packed_values(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """Return a tile's values as a left operand [DIM, TILE], zero outside the keys [lo, end); fp8 becomes float16."""
+    """Return a tile's values as a left operand [DIM, TILE], zero outside keys [lo, end); bytes become float16."""
     clear_outside(ring, turn, tile, lo, end, S, P)
     slot = ring.slots.index(turn.stage)
     if P.FP8 > 0:

@@ -22,7 +22,7 @@ def take_turns(P):
 
 @triton.constexpr_function
 def most_rows(P):
-    """The most query rows that a consumer has of a block."""
+    """Number of a block's query rows that a consumer has, at most."""
     return P.COLUMNS if P.BESIDE else P.ROWS
 
 
@@ -79,7 +79,7 @@ def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
     """Let the L2 fetch all queries while the schedule is computed, if there is at most one token for each warp.
 
-    With more tokens, a program's first block has some of them, and the program does not know yet which ones.
+    With more tokens, a program should fetch only the tokens of its first block, which it does not know yet.
     """
     WARPS: gl.constexpr = P.ROWS // 16
     programs = gl.num_programs(0)
@@ -107,10 +107,10 @@ def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr
 
 @gluon.jit
 def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.constexpr):
-    """Load an item's queries once no consumer needs the queries in their place; done: blocks before the item.
+    """Load an item's queries once no consumer needs the old queries in their slots; done: blocks loaded before.
 
-    keys, turn: ring of keys and its next turn.  If consumers have a query slot each, the release of all keys loaded so
-    far tells that the old queries are free.
+    keys, turn: ring of keys and its next turn.  If each consumer has one query slot, no consumer needs the old queries
+    once all keys loaded so far are released.
     """
     token = item.block.first_token + item.block.first
     if take_turns(P):
@@ -164,7 +164,7 @@ def rows_in(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexp
 def store_in_two(lower, upper, x, S: gl.constexpr, P: gl.constexpr):
     """Store normalized bfloat16 rows x [ROWS, DIM], divided by 2^7, as sums of two e4m3 numbers.
 
-    After the division, the largest element is below 2^8.  Two numbers of four significant bits hold bfloat16's eight.
+    After the division, the largest element is below 2^8.  Two e4m3 numbers have bfloat16's eight significant bits.
     Elements down to 2^-9 of a row's largest lose nothing, and no element loses more than 2^-17 of the largest.  `lower`
     gets the small terms.  They are multiplied first, because the tensor cores keep 14 bits of a sum.
     """
@@ -191,8 +191,8 @@ def take_queries(
 ):  # fmt: skip
     """Bring a consumer's ROWS query rows into shared memory; return the scale of their scores, [R] if rows differ.
 
-    With QUERY_BOX, the consumer waits for a box.  Otherwise queries pass through the consumer's registers: few rows,
-    queries that change type, and queries with strides that fit no box.
+    With QUERY_BOX, the consumer waits for a box.  Otherwise queries pass through the consumer's registers.  These are
+    few rows, queries that change type, and queries with strides that fit no box.
     """
     if P.QUERY_BOX:
         wait_queries(queries, done, NUMBER, S, P)
@@ -202,7 +202,7 @@ def take_queries(
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, READ))
         rows = row_tile(block, row, mods, ROWS // S.GROUP, S)
         dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, READ))
-        thread_barrier()  # products with the queries before must be done
+        thread_barrier()  # products with the previous queries must be done
         loaded = load_query(query, rows, dim, 1, S)
         x = loaded.parts[0]
         if P.SHARES and P.FP8 > 0:

@@ -28,7 +28,7 @@ def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.const
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
     empty = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
-    # full and empty alternate, because Triton lets all threads meet between two inits of the same allocation
+    # Triton puts a barrier of all threads between two inits in one allocation; alternating inits need half as many
     for i in gl.static_range(NUMBER):
         mbarrier.init(full.index(i), count=FILLERS)
         mbarrier.init(empty.index(i), count=READERS)
@@ -52,7 +52,7 @@ def meet_consumers(both, PHASE: gl.constexpr):
 
 @triton.constexpr_function
 def bytes_of_slot(slots):
-    """Number of bytes of one slot."""
+    """Number of bytes of one slot; with dims in parts, of one part of a slot."""
     return math.prod(slots.shape[1:]) * slots.dtype.primitive_bitwidth // 8
 
 
@@ -101,7 +101,7 @@ def make_ring(
 
 @gluon.jit
 def ring_of(slots, STAGES: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.constexpr):
-    """Make an empty ring of these slots; FILLERS, READERS: as for `make_ring`."""
+    """Make an empty ring of the given slots; FILLERS, READERS: as for `make_ring`."""
     full, empty = make_barriers(STAGES, FILLERS, READERS)
     return Ring(slots, full, empty, 0, 0, 0, 0)
 
@@ -117,7 +117,11 @@ def make_read_ring(
     KIND: gl.constexpr,
     P: gl.constexpr,
 ):
-    """Make an empty ring that consumers read; its barriers are gates of KIND if warps wait by themselves."""
+    """Make an empty ring that consumers read.
+
+    If each consumer warp waits by itself (`is_gated`), the ring's full and empty barriers are those of kinds KIND and
+    KIND + 1 in `gates`.
+    """
     if is_gated(P):
         gl.static_assert(STAGES <= DEPTH)
         full, full_at = gate(gates, KIND, P)
@@ -140,7 +144,7 @@ def advance(turn, STAGES: gl.constexpr):
 
 @gluon.jit
 def wait_full(ring, turn, there=None):
-    """Wait until the tile in the turn's slot has arrived; there: whether a tile comes at all, by default True."""
+    """Wait until the tile in the turn's slot has arrived; there: whether to wait, by default always."""
     if there is None:
         mbarrier.wait(ring.full.index(turn.stage), turn.phase)
     else:
@@ -210,7 +214,7 @@ def words_of(ring, turn, ROWS: gl.constexpr, BYTES: gl.constexpr, dtype: gl.cons
 
 @gluon.jit
 def as_words(slot, ROWS: gl.constexpr, BYTES: gl.constexpr, dtype: gl.constexpr = gl.int32):
-    """Return a slot as a matrix of words, [ROWS, BYTES / bytes of dtype]; TMA swizzles units of 16 bytes."""
+    """Return a slot, which TMA swizzles in units of 16 bytes, as a matrix of words [ROWS, BYTES / bytes of dtype]."""
     SWIZZLE: gl.constexpr = BYTES if BYTES < 128 else 128
     BITS: gl.constexpr = dtype.primitive_bitwidth
     layout: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, BITS, 2)

@@ -1,4 +1,4 @@
-"""Kinds of blocks: how many warpgroups multiply, how many rows each has, and which warpgroups run one copy of code."""
+"""Kinds of blocks: how many warpgroups multiply, how many rows each has, and which ones share a copy of the code."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -71,7 +71,7 @@ MAX_QUERIES_SHARE: Annotated[
 
 
 class BlockKind(NamedTuple):
-    """One row of `KINDS`: a kind of block, and the calls that get it."""
+    """One row of `KINDS` or `KINDS_OF_TWO_LISTS`: a kind of block, and the calls that get this kind."""
 
     name: str
     consumers: int  # consumers, each of which has its own copy of the code
@@ -87,7 +87,10 @@ def block_kind(p: Problem, two_lists: bool) -> BlockKind:
 
 
 def _queries_are_long(p: Problem) -> bool:
-    """Whether queries are so long that copies of code cost nothing; False over x-packed caches, which gain nothing."""
+    """Whether queries are so long that it costs nothing to fetch a copy of the code for each consumer.
+
+    False with a converter, and over x-packed caches, which gain nothing.
+    """
     return (
         conversion(p) == NONE
         and not p.packed
@@ -117,7 +120,7 @@ def _rounds_by_rows(p: Problem, warpgroups: int, blocks: int) -> int:
 
 
 def four_warpgroups_have_room(p: Problem) -> bool:
-    """Whether registers suffice for four warpgroups: results of up to 64 dims, and no converter."""
+    """Whether registers suffice for four warpgroups: keys and values of up to 64 dims, and no converter."""
     return conversion(p) == NONE and widest_of(p) <= 64
 
 
@@ -135,8 +138,8 @@ def four_warpgroups_end_sooner(p: Problem) -> bool:
 def three_copies_have_room(p: Problem) -> bool:
     """Whether three copies of the loop fit registers and the instruction cache.
 
-    True for heads of 128 dims, except with a bias, new keys, modified scores in a window, or a softcap that takes more
-    than tanh's instruction.
+    True for heads of 65 to 128 dims, except with a bias, a score_mod, new keys, modified scores in a window, or a
+    softcap that takes more than tanh's instruction.
     """
     if is_wide(p) or padded_dim(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or terms_of(p) > 0)):
         return False
@@ -144,7 +147,11 @@ def three_copies_have_room(p: Problem) -> bool:
 
 
 def three_copies_end_sooner(p: Problem) -> bool:
-    """Whether blocks of 192 rows are so many that none is cut, and fill rounds of programs as well as 128 rows do."""
+    """Whether blocks of 192 rows are so many that none is cut, and end sooner than blocks of 128 rows.
+
+    If all blocks see about equally many keys, rounds of 192 rows must not take more time.  False for unmodified scores
+    of few keys without a window (MIN_KEYS_WORTH_CODE_COPIES).
+    """
     if not p.modified and p.window_left < 0 and p.max_seqlen_k < MIN_KEYS_WORTH_CODE_COPIES:
         return False
     group = p.heads // p.kv_heads

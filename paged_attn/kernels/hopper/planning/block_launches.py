@@ -79,7 +79,7 @@ def blocks_launch(p: Problem, shortest: int, two_lists: bool) -> Launch:
 
 
 def blocks_beside_launch(p: Problem, shortest: int) -> Launch:
-    """Return the launch of blocks of 128 rows that leave shared memory for few rows beside them in every program."""
+    """Return the launch of blocks of 128 rows that leave shared memory for few rows beside blocks in every program."""
     pipe, _ = _pipe_of(p, False)
     tile = ELEMENTS_OF_TILES_BESIDE // padded_dim(p)
     keys, values = RINGS_BESIDE_FEW_ROWS
@@ -102,7 +102,10 @@ def blocks_beside_launch(p: Problem, shortest: int) -> Launch:
 
 
 def _launch_of_blocks(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launch:
-    """Return the launch of blocks that `pipe` describes, against tiles of `tile` keys."""
+    """Return the launch of the blocks that `pipe` describes, with tiles of `tile` keys.
+
+    shortest: fewest query tokens of a sequence that the launch serves.
+    """
     rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     tiles = cdiv(p.keys_seen(tokens), tile)
@@ -115,7 +118,7 @@ def _launch_of_blocks(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launc
     pipe = pipe._replace(HEADS_ABREAST=_heads_abreast(p, split))
     items = cost.blocks_at_most(p, tokens) * p.kv_heads
     programs = min(p.device.multiprocessors, items * (tiles if split else 1))
-    slots = 2 * PIECES_PER_PROGRAM * programs  # a block may begin one piece more than its share of slots
+    slots = 2 * PIECES_PER_PROGRAM * programs  # twice, because a block's number of pieces may be rounded up
     longest = min(tokens, p.max_seqlen_q)
     return new_launch(shape, pipe, programs, MIN_TILES_PER_PIECE, shortest, UNBOUNDED, longest, slots)
 
@@ -138,7 +141,8 @@ def _heads_abreast(p: Problem, split: bool) -> int:
     """Return the number of KV heads whose blocks come before the next heads' blocks; 0: all KV heads side by side.
 
     The number divides kv_heads.  Up to twice MAX_HEADS_ABREAST heads stay side by side, because their programs share
-    tiles anyhow.  If blocks may be cut, all heads stay side by side, because cut blocks have to come last.
+    tiles anyhow.  All heads stay side by side if a sequence's keys and values fit the L2, or if blocks may be cut,
+    because cut blocks have to come last.
     """
     head_bytes = p.max_seqlen_k * (p.head_dim + p.value_width) * p.cache.itemsize
     if split or p.kv_heads <= 2 * MAX_HEADS_ABREAST or p.kv_heads * head_bytes < BYTES_THAT_LEAVE_L2:
@@ -150,7 +154,8 @@ def _heads_abreast(p: Problem, split: bool) -> int:
 def _merge_joins_sooner(p: Problem, launch: Launch) -> bool:
     """Whether a merge launch joins pieces, because few blocks have many pieces each.
 
-    False with several consumers: only one consumer's rows lie in scratch in the order of the block.
+    False with several consumers, because a merge launch needs a block's rows side by side in scratch.  Between the rows
+    of two consumers, rows may be empty.
     """
     shape, pipe = launch.shape, launch.pipe
     if not shape.SPLIT or pipe.MIXED or pipe.CONSUMERS > 1:
@@ -161,9 +166,9 @@ def _merge_joins_sooner(p: Problem, launch: Launch) -> bool:
 
 
 def _begins_next_item(p: Problem, pipe: Pipe, split: bool) -> bool:
-    """Whether a single consumer works an item ahead: its queries come by TMA, and registers hold the next scores.
+    """Whether a single consumer begins the next item ahead: queries come by TMA, and registers hold the next scores.
 
-    Blocks that may be cut need too many registers for states and joining.
+    False for blocks that may be cut, because states and joining take too many registers.
     """
     alone = pipe.CONSUMERS == 1 and pipe.CONVERT == NONE and not pipe.MIXED and not (p.packed and p.new)
     return alone and pipe.QUERY_BOX and not split and padded_value_dim(p) <= 128
@@ -172,8 +177,9 @@ def _begins_next_item(p: Problem, pipe: Pipe, split: bool) -> bool:
 def _sends_products_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
     """Whether two warpgroups start products in turn (ping-pong), because some builds ran in step without turns.
 
-    True for blocks that may be cut (they are long), modified scores, new keys, groups that leave rows empty, and
-    log-sum-exps behind a context.  Other blocks, and all beside a converter, only lose time by turns.
+    True for blocks that may be cut, which are long, for modified scores, new keys, groups that leave rows empty, and
+    log-sum-exps behind a context without a window.  Other blocks, and all blocks with a converter, only lose time by
+    turns.
     """
     if pipe.ROWS != 128 or pipe.CONVERT != NONE:
         return False
@@ -184,7 +190,8 @@ def _sends_products_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
 def _weighs_at_once(p: Problem, tile: int) -> bool:
     """Whether registers keep a tile's scores until its weights are known to be final (Pipe.AT_ONCE).
 
-    If there is a converter, registers hold only scores of tiles of 64 keys, or of heads of 64 dims.
+    With a converter, registers hold scores only with heads of 64 dims, or with tiles of 64 keys and heads of up to 128
+    dims.  Never with fp8 products.
     """
     convert = conversion(p)
     return convert == NONE or (convert != TRANSPOSE and widest_of(p) <= 128 and (tile == 64 or widest_of(p) == 64))
@@ -217,7 +224,7 @@ def _pipe_of(p: Problem, two_lists: bool) -> tuple[Pipe, int]:
         FP8=MANTISSA.get(p.cache, 0),
         FP8_KEYS=convert in (TRANSPOSE, WIDEN_VALUES),
         FP8_PRODUCTS=convert == TRANSPOSE,
-        COARSE=convert == TRANSPOSE and not p.lse,  # log-sum-exps need exact scores
+        COARSE=convert == TRANSPOSE and not p.lse,  # log-sum-exps need exact weights
         TANH=has_tanh(p),
         TERMS=terms,
         LOADERS=loaders,

@@ -23,7 +23,7 @@ class RingSizes(NamedTuple):
 
     keys: int  # slots of the ring of keys
     values: int  # slots of the ring of values
-    raw: int  # slots of each ring of fp8 tiles that a converter reads
+    raw: int  # slots of each ring of fp8 or int8 tiles that a converter reads
     tile: int  # keys of a tile
 
 
@@ -41,8 +41,8 @@ RINGS = {  # by (conversion, padded head dims)
 }
 RINGS_OF_THREE_CONSUMERS = RingSizes(6, 5, 0, 64)  # for heads of 128 dims
 RINGS_OF_FOUR_WARPGROUPS = RingSizes(8, 8, 0, 64)  # for heads of up to 64 dims
-MAX_SLOTS = 8  # a ring has no more barriers (`gates.DEPTH`)
-# (key slots, value slots) of blocks beside few rows, and of these few rows; keys x dims of a tile of both.
+MAX_SLOTS = 8  # maximum number of slots of a ring: gates have no more barriers (`gates.DEPTH`)
+# (Key slots, value slots) of blocks beside few rows, the same of these few rows, and keys x dims of a tile of either.
 RINGS_BESIDE_FEW_ROWS, RINGS_OF_FEW_ROWS, ELEMENTS_OF_TILES_BESIDE = (3, 3), (3, 2), 64 * 128
 
 MAX_KEYS_OF_HALF_TILES: Annotated[
@@ -63,7 +63,7 @@ def window_is_narrow(p: Problem) -> bool:
 
 
 def blocks_of_half_tiles(p: Problem) -> bool:
-    """Whether blocks of 16 bits have tiles of 64 keys, and stay whole."""
+    """Whether blocks over a 16-bit cache have tiles of 64 keys, and stay whole."""
     if p.cache.itemsize != 2 or widest_of(p) > 128 or (p.softcap > 0 and not terms_of(p)):
         return False
     keys_are_few = p.max_seqlen_k <= MAX_KEYS_OF_HALF_TILES and padded_dim(p) == 128 and not p.new
@@ -71,15 +71,18 @@ def blocks_of_half_tiles(p: Problem) -> bool:
 
 
 def loop_has_half_tiles(p: Problem) -> bool:
-    """Whether blocks of 16 bits have tiles of 64 keys: blocks of half tiles, and most with a softcap.
+    """Whether blocks over a 16-bit cache have tiles of 64 keys: `blocks_of_half_tiles`, and most blocks with a softcap.
 
-    A softcap keeps tiles of 128 keys only without a window, by the polynomial that is as coarse as tanh.
+    With a softcap, tiles have 128 keys only without a window, and with the short polynomial (TERMS_AS_TANH).
     """
     return (p.softcap > 0 and (p.window_left >= 0 or terms_of(p) != TERMS_AS_TANH)) or blocks_of_half_tiles(p)
 
 
 def block_rings(p: Problem, consumers: int, rows: int, two_lists: bool) -> RingSizes:
-    """Return the rings of blocks of `consumers` x `rows` rows; with most softcaps, half tiles halve the loop's code."""
+    """Return the rings of blocks of `consumers` x `rows` rows.
+
+    Half tiles halve the loop's code, which most softcaps make long.
+    """
     if consumers == 3:
         return RINGS_OF_THREE_CONSUMERS
     if rows == 256:
@@ -96,14 +99,17 @@ def block_rings(p: Problem, consumers: int, rows: int, two_lists: bool) -> RingS
 
 
 BYTES_BESIDE_TILES = 3 << 10  # bytes of shared memory for barriers and arguments of warp partitions
-BYTES = 2  # bytes of an element
+BYTES = 2  # bytes of an element of 16 bits
 ROWS = 128  # query rows of a block of wide heads
-MAX_DIMS_OF_RESULTS = 256  # value dims of a launch; a thread's registers hold no more results
+MAX_DIMS_OF_RESULTS = 256  # maximum value dims of a launch; a thread's registers hold no more results
 MAX_DIMS_OF_WHOLE_TILES = 128  # value dims; results of more dims leave registers for scores of 64 keys only
 
 
 def blocks_take(p: Problem) -> bool:
-    """Whether blocks serve a call of two widths or wide heads: in boxes, more than MAX_ROWS rows."""
+    """Whether blocks serve a call of two widths or wide heads.
+
+    Pages must be cut into boxes, and some sequence may have more than MAX_ROWS rows.
+    """
     return (
         p.cache.itemsize <= 2
         and (not p.packed or packed_tiles_are_operands(p))
@@ -117,7 +123,11 @@ def blocks_take(p: Problem) -> bool:
 
 
 def wide_heads_fit(p: Problem) -> bool:
-    """Whether blocks serve heads, or values, beyond 256 dims: 16 bits, in boxes, groups that fill a block."""
+    """Whether blocks serve keys or values beyond 256 dims.
+
+    True for up to 512 dims of a 16-bit cache that is not x-packed, if TMA can read the queries and groups divide a
+    block.
+    """
     boxes = conversion(p) == NONE and not p.packed and p.query_box
     return boxes and p.widest <= 2 * MAX_DIMS_OF_RESULTS and ROWS % (p.heads // p.kv_heads) == 0
 
@@ -128,7 +138,7 @@ def dims_of_results(p: Problem) -> int:
 
 
 def keys_in_parts(p: Problem) -> bool:
-    """Whether keys and queries of blocks are three parts of 64 dims, rather than 256 dims with a quarter of zeros."""
+    """Whether keys and queries of blocks are three parts of 64 dims, rather than padded to 256 dims."""
     return 128 < p.head_dim <= 192 and conversion(p) == NONE and not p.packed and p.query_box and in_boxes(p)
 
 
@@ -138,9 +148,9 @@ def key_dims_of(p: Problem) -> int:
 
 
 def rings_of_wide_blocks(p: Problem, rows: int, query_slots: int) -> RingSizes:
-    """Return the rings of blocks of `rows` rows: as many slots as fit, and one more slot of keys if it fits.
+    """Return the rings of blocks of `rows` rows: as many slots as fit, and one more slot of keys if there is room.
 
-    Over fp8, both widths get the rings of the larger one.
+    query_slots: Pipe.QUERY_SLOTS.  Over fp8 and int8, rings are those of the larger width.
     """
     if conversion(p) != NONE:
         return RINGS[conversion(p), widest_of(p)]

@@ -11,7 +11,7 @@ from .cost import long_scores
 from .operands import MAX_ROWS, NONE, columns_beside, columns_of_list, conversion
 from .shapes import MAX_SEQS_OF_ONE_WARP, is_even, padded_dim, rows_of
 
-ROWS_OF_A_BLOCK, MAX_HEADS = 128, 64  # query rows of a block; most heads of a group, for which a consumer has rows
+ROWS_OF_A_BLOCK, MAX_HEADS = 128, 64  # query rows of a block; maximum heads of a group, for which a consumer has rows
 MIN_FRACTION_OF_ROWS: Annotated[
     float,
     Threshold(
@@ -68,7 +68,10 @@ def parts_of(p: Problem, apart: bool) -> int:
 
 
 def blocks_are_parts(p: Problem) -> bool:
-    """Whether each of a call's blocks has a part of a group; for such groups, no Hopper kernel serves few rows."""
+    """Whether each of a call's blocks has a part of a group.
+
+    With more than 64 heads on a KV head, no other Hopper kernel serves the call, except over latents.
+    """
     return p.ragged and p.only != "decode" and not p.batch_invariant and parts_of(p, not is_even(p)) > 1
 
 
@@ -78,7 +81,7 @@ def all_blocks_are_parts(p: Problem) -> bool:
 
 
 def parts_save_a_launch(p: Problem) -> bool:
-    """Whether parts of long queries save more time than a launch of their own takes for decodes."""
+    """Whether parts of long queries save more time than a separate launch of the decodes takes."""
     if all_blocks_are_parts(p) or parts_of(p, True) == 1:
         return False
     least = MIN_SCORES_WORTH_PARTS if p.cache.itemsize == 2 else MIN_FP8_SCORES_WORTH_PARTS
@@ -142,7 +145,7 @@ def products_hide_reading(p: Problem) -> bool:
 
 
 def reading_takes_no_time(p: Problem) -> bool:
-    """Whether there is little to read, and few rows beside blocks would not hide even that behind products.
+    """Whether there is little to read, and products of blocks would not hide even that if few rows ran beside blocks.
 
     With one KV head, few rows beside blocks would be cut into too many pieces.
     """
@@ -152,7 +155,11 @@ def reading_takes_no_time(p: Problem) -> bool:
 
 
 def few_rows_have_no_columns(p: Problem) -> bool:
-    """Whether few rows have to be blocks: new keys beside an x-packed cache, or 16 bits without columns in a list."""
+    """Whether few rows become blocks of rows, as long queries do.
+
+    True for new keys beside an x-packed cache.  Over other caches of 16 bits, True if a list has no columns for few
+    rows: beyond 128 dims, or with too many heads on a KV head (`columns_of_list`).
+    """
     if p.packed:
         return p.new
     return conversion(p) == NONE and (padded_dim(p) > 128 or not columns_of_list(p))
@@ -161,8 +168,8 @@ def few_rows_have_no_columns(p: Problem) -> bool:
 def decodes_read_faster_alone(p: Problem) -> bool:
     """Whether few rows beside long queries are served sooner by their own launch than by their own list.
 
-    True over fp8: few rows need no converter in their own launch, and a converter is slower than memory.  True over
-    x-packed caches: few rows are columns, whose boxes differ from those of blocks.  True for fewer decodes than
+    True over fp8 and int8: few rows need no converter in their own launch, and a converter is slower than memory.  True
+    over x-packed caches: few rows are columns, whose boxes differ from those of blocks.  True for fewer decodes than
     programs: a list would cut every decode to give each program a piece, and even shares do that better.
     """
     if conversion(p) != NONE or p.packed:
@@ -170,7 +177,7 @@ def decodes_read_faster_alone(p: Problem) -> bool:
     return cost.seqs_tried(p) * p.kv_heads <= p.device.multiprocessors
 
 
-KEYS_BESIDE_A_WINDOW = 16 + 64  # read besides a window: for 16 rows of a block, and by a tile that begins before
+KEYS_BESIDE_A_WINDOW = 16 + 64  # keys read beyond a window: 16 for a block's rows, 64 as tiles begin earlier
 MAX_PORTABLE_KEYS: Annotated[
     int,
     Threshold(
@@ -201,7 +208,8 @@ MIN_DECODES_PER_PROGRAM: Annotated[
 def keys_are_few(p: Problem) -> bool:
     """Whether sequences, or windows, have so few keys that the portable kernel, which does not cut them, is faster.
 
-    The answer does not depend on the queries, so that `prepare` meets both sides.
+    The answer depends on the bound of keys, not on the queries: `prepare` tries small and large bounds for all queries,
+    and so meets both answers.
     """
     if p.packed or p.biased:
         return False
@@ -219,8 +227,8 @@ def all_rows_are_few(p: Problem) -> bool:
 def portable_hides_waits_beside_blocks(p: Problem) -> bool:
     """Whether each program may get several decodes of few keys beside blocks, where queries are not mostly long.
 
-    False for 16-bit keys of more than 64 dims without a window: reading them takes equally long either way.  False for
-    heads beyond 128 dims: blocks hide their decodes.
+    False for 16-bit keys of more than 64 dims without a window, because both kernels take equally long to read these
+    keys.  False for heads beyond 128 dims, because blocks hide the decodes.
     """
     if p.head_dim > 128 or p.tokens >= MIN_TOKENS_PER_LONG_SEQ * p.seqs or not keys_are_few(p):
         return False
@@ -265,7 +273,7 @@ MIN_PIECES_OF_FEW_BLOCKS: Annotated[
 
 
 def shares_have_more_rows(p: Problem) -> bool:
-    """Whether even shares serve sequences that have more rows than one block of 64."""
+    """Whether even shares serve sequences of equally many queries that have more rows than one block of 64."""
     if not is_even(p) or p.seqs > MAX_SEQS_OF_ONE_WARP:
         return False
     return rows_of(p, UNBOUNDED) <= MAX_ROWS_OF_EVEN_SHARES and even_shares_end_sooner(p)

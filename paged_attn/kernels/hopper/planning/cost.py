@@ -1,7 +1,7 @@
 """A call's cost in numbers: bytes of keys, scores of queries, blocks, and rounds of blocks.
 
-The host knows only bounds of lengths.  The number of sequences is rounded up to a power of two where it selects a
-kernel, because `prepare` compiles for these numbers only.
+The host knows only bounds of lengths.  A number of sequences that selects a kernel is rounded up to a power of two,
+because `prepare` tries only some numbers, among them all powers of two.
 """
 
 from typing import Annotated
@@ -42,17 +42,17 @@ def long_tokens(p: Problem) -> int:
 
 
 def long_scores(p: Problem) -> int:
-    """Return scores of `long_tokens` in all heads, over the most keys that sequences of max_seqlen_q tokens see."""
+    """Return scores of `long_tokens` in all heads, with as many keys as a sequence of max_seqlen_q tokens may see."""
     return long_tokens(p) * p.heads * p.keys_seen(p.max_seqlen_q)
 
 
 def blocks_at_most(p: Problem, tokens: int) -> int:
-    """Return the most blocks of `tokens` tokens that a batch may have for a KV head."""
+    """Return the maximum number of blocks of `tokens` tokens that a batch may have for a KV head."""
     return p.tokens // tokens + p.seqs
 
 
 def blocks_likely(p: Problem, tokens: int) -> int:
-    """Return blocks of `tokens` tokens for a KV head: exact if all sequences have equally many queries, or the most."""
+    """Return the number of blocks of `tokens` tokens for a KV head: exact if `is_even`, otherwise the maximum."""
     return p.seqs * cdiv(p.max_seqlen_q, tokens) if is_even(p) else blocks_at_most(p, tokens)
 
 
@@ -62,9 +62,10 @@ def rounds(p: Problem, blocks: int) -> int:
 
 
 def whole_blocks_suffice(p: Problem, blocks: int, known: bool, most: float | None = None) -> bool:
-    """Whether `blocks` blocks of each KV head need no cut: whole, they take at most `most` times an even share.
+    """Whether `blocks` blocks of each KV head need no cut: whole blocks take at most `most` times an even share's time.
 
-    known: the number of blocks is exact; otherwise there may be fewer, and one round more is assumed.
+    known: the number of blocks is exact; otherwise there may be fewer, and one round more is assumed.  The default of
+    `most` is MAX_TIME_OF_WHOLE_BLOCKS.
     """
     items, programs = blocks * p.kv_heads, p.device.multiprocessors
     time = rounds(p, blocks) * programs if known else items + programs

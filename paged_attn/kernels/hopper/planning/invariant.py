@@ -1,4 +1,4 @@
-"""Plans of batch-invariant calls: consumers of 64 rows, tiles of one size, keys cut at fixed places only.
+"""Plans of batch-invariant calls: consumers of 64 rows, tiles of one size, and keys that are cut at fixed places only.
 
 Few rows of a decode go through products of 64 rows, as a prefill's rows do; memory leaves time for that.  Bounds, the
 batch and the page table decide which program does what, and never change a result.
@@ -37,12 +37,16 @@ MAX_ROWS_BESIDE_LONGER: Annotated[
 
 
 def launch_of_one_block(p: Problem, shortest: int, longest: int) -> Launch:
-    """Return the launch of one block for each sequence."""
+    """Return the launch of one block for each sequence of shortest..longest query tokens, inclusive."""
     return _cut(p, 1, p.seqs, shortest, longest) or _whole(p, p.seqs, shortest, longest)
 
 
 def launch_of_blocks(p: Problem, shortest: int) -> Launch:
-    """Return the launch of blocks of two consumers; few blocks are cut, by one consumer where more pieces fit."""
+    """Return the launch of whole blocks of two consumers, or of few blocks that are cut.
+
+    Cut blocks have one consumer if scratch then has room for more programs.  shortest: fewest query tokens of a
+    sequence.
+    """
     blocks = _blocks(p, shortest, 2)
     whole = cost.whole_blocks_suffice(p, blocks, known=False, most=MAX_TIME_WITHOUT_PIECES)
     if not whole and p.max_seqlen_k > KEYS_PER_PIECE:
@@ -53,7 +57,7 @@ def launch_of_blocks(p: Problem, shortest: int) -> Launch:
 
 
 def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -> Launch | None:
-    """Return a launch of even shares of all tiles; None: scratch cannot hold the states of all pieces."""
+    """Return a launch of even shares of all tiles; None: scratch limits shares to no more than the blocks."""
     queries = max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1
     live = 2 * ROWS_PER_CONSUMER if consumers == 2 else min(ROWS_PER_CONSUMER, next_power_of_2(queries * _group(p)))
     pieces = most_pieces(p, KEYS_PER_PIECE, min(longest, p.max_seqlen_q))
@@ -88,7 +92,7 @@ def _launch(
 
 
 def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
-    """Return the pipe of whole blocks; beside two consumers' bank, each ring has two slots of 128 keys x 128 dims."""
+    """Return the pipe of whole blocks; beside the bank of two consumers, a ring holds twice 128 keys x 128 dims."""
     slots = (2 if padded_dim(p) == 128 else 4) * (128 // _tile(p))
     return Pipe(
         SHARES=False,
@@ -105,7 +109,7 @@ def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
 
 
 def _tile(p: Problem) -> int:
-    """Return the keys of a tile, which depend on the call's options alone, never on its sizes."""
+    """Return the number of keys of a tile, which depends on the call's options alone, never on sizes."""
     return 64 if p.softcap else 128
 
 
@@ -130,7 +134,7 @@ def _tokens(p: Problem, consumers: int) -> int:
 
 
 def _blocks(p: Problem, shortest: int, consumers: int) -> int:
-    """Return the most blocks that sequences of `shortest` tokens or more can have for a KV head."""
+    """Return the maximum number of blocks of sequences of `shortest` tokens or more, for a KV head."""
     tokens = _tokens(p, consumers)
     if is_even(p):
         return p.seqs * cdiv(p.max_seqlen_q, tokens)

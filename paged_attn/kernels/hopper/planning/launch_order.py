@@ -14,7 +14,7 @@ from .wide_heads import shares_take
 
 
 def shortest_of(p: Problem) -> int:
-    """Return the fewest query tokens of a sequence that the call asks for: 2 if the call asks for prefills alone."""
+    """Return the fewest query tokens of a sequence that is served: 2 if the call asks for prefills alone, else 0."""
     return 0 if p.only is None else 2
 
 
@@ -28,7 +28,10 @@ def drafts_of_parts(p: Problem) -> int:
 
 
 def tokens_of_columns(p: Problem) -> int:
-    """Return the query tokens, inclusive, up to which rows are columns in a launch of their own."""
+    """Return the query tokens, inclusive, up to which sequences get a launch of even shares when others are blocks.
+
+    Rows of these tokens fit MAX_COLUMNS columns; with more heads on a KV head, the result is 1.
+    """
     return max(1, MAX_COLUMNS * p.kv_heads // p.heads)
 
 
@@ -50,8 +53,8 @@ def blocks(p: Problem, two_lists: bool = False) -> tuple[Launch, ...]:
 def wide_blocks(p: Problem) -> tuple[Launch, ...]:
     """Return launches of blocks with two widths or wide heads: one for each 256 dims of values.
 
-    Few rows have an earlier launch over fp8, because a converter is slower than memory.  They have one beyond 256 dims,
-    too, because two launches of blocks would read the keys of few rows.
+    Few rows have an earlier launch over fp8 and int8, because a converter is slower than memory.  Few rows have an
+    earlier launch beyond 256 dims, too, because with wide values two launches of blocks would read their keys.
     """
     launches = blocks(p)
     if not is_even(p) and (p.cache.itemsize == 1 or p.widest > 256):
@@ -71,12 +74,15 @@ def shares_then_blocks(p: Problem, longest: int) -> tuple[Launch, ...]:
 
 
 def portable_then_blocks(p: Problem, longest: int) -> tuple[Launch, ...]:
-    """Return a portable launch of sequences of up to `longest` tokens, then overlapping blocks of the others."""
+    """Return a portable launch of few rows (up to `tokens_of_portable`), then overlapping blocks of long queries.
+
+    longest: blocks serve sequences of more query tokens.  Sequences between both limits need a third launch.
+    """
     return _overlapped(few_apart(p, shortest_of(p)), blocks_launch(p, longest + 1, False))
 
 
 def portable_then_blocks_then_drafts(p: Problem) -> tuple[Launch, ...]:
-    """Return three launches: decodes by the portable kernel, blocks, and drafts by the portable kernel."""
+    """Return three launches: decodes by the portable kernel, blocks, and then drafts by the portable kernel."""
     longest = drafts_of_parts(p)
     return (*portable_then_blocks(p, longest), drafts_apart(p, longest))
 
@@ -91,7 +97,7 @@ def blocks_beside_shares(p: Problem) -> tuple[Launch, ...]:
 def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:
     """Return two launches, of different sequences, so that programs of the second begin as those of the first end.
 
-    Few rows come first.  Memory serves some of their programs later than others, and blocks fill the multiprocessors
+    Few rows come first.  Memory serves some programs of few rows later than others, and blocks fill the multiprocessors
     that are idle meanwhile.
     """
     first = first._replace(shape=first.shape._replace(LEADS=True))
@@ -99,7 +105,7 @@ def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:
 
 
 def over_copies(p: Problem, copies: Copies) -> tuple[Launch, ...]:
-    """Return launches of short queries over the cache itself, then blocks of long ones over copies of their keys."""
+    """Return launches of short queries over the cache itself, then blocks of long queries over their copied keys."""
     whole, first, longest = over(p, copies), shortest_of(p), tokens_of_columns(p)
     last = blocks_launch(whole, first if is_even(p) else copies.shortest, False)._replace(copied=True)
     if is_even(p):

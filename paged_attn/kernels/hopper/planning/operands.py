@@ -1,4 +1,4 @@
-"""Operands of products: conversion of fp8 tiles, arithmetic of the softcap, and rows as columns."""
+"""Operands of products: conversion of fp8 and int8 tiles, arithmetic of the softcap, and rows as columns."""
 
 from typing import Annotated
 
@@ -15,10 +15,10 @@ NONE, WIDEN, TRANSPOSE, WIDEN_VALUES = 0, 1, 2, 3
 
 
 def conversion(p: Problem) -> int:
-    """Return what a converter warpgroup does to fp8 tiles.
+    """Return what a converter warpgroup does to the fp8 or int8 tiles of blocks.
 
-    NONE: no converter.  WIDEN: keys and values to float16.  WIDEN_VALUES: values alone; bfloat16 queries are fp8
-    numbers in two terms.  TRANSPOSE: values stay fp8 and are transposed.
+    NONE: there is no converter.  WIDEN: keys and values become float16.  WIDEN_VALUES: values alone become float16, and
+    bfloat16 queries become sums of two fp8 numbers.  TRANSPOSE: values stay fp8 and are transposed.
     """
     if p.cache.itemsize == 2:
         return NONE
@@ -32,7 +32,7 @@ def conversion(p: Problem) -> int:
     return WIDEN_VALUES if in_two else WIDEN
 
 
-TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # terms of a softcap's polynomial: as exact as tanh.approx, as exponentials
+TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # terms of a softcap's polynomial as exact as tanh.approx, or as exponentials
 _SMALL = "the polynomial holds above a maximum of the row's scores, which rises as the cap falls: 2.7 for these caps"
 MIN_CAP_OF_TANH: Annotated[
     float,
@@ -45,15 +45,18 @@ MIN_CAP_OF_EXACT_TERMS: Annotated[
 
 
 def has_tanh(p: Problem) -> bool:
-    """Whether a softcap may be off by 2^-11 of a score; False where a log-sum-exp or float16 would show that."""
+    """Whether a softcap may have a relative error of 2^-11.
+
+    False where a log-sum-exp or float16 would show the error, and with a softcap that takes a series (`far_cap`).
+    """
     return p.softcap > 0 and not p.far_cap and not p.lse and p.query != torch.float16
 
 
 def terms_of(p: Problem) -> int:
     """Return the number of terms of the polynomial that caps scores of blocks; 0: special functions, or no softcap.
 
-    Beyond 128 dims, special functions end before the products do.  With 64 dims, four warpgroups have no registers for
-    the exact polynomial.
+    Beyond 128 dims, special functions take less time than the products.  With 64 dims, four warpgroups have no
+    registers for the exact polynomial.
     """
     if (
         p.alibi
@@ -70,7 +73,7 @@ def terms_of(p: Problem) -> int:
     return TERMS_EXACTLY if p.softcap >= MIN_CAP_OF_EXACT_TERMS and widest_of(p) == 128 else 0
 
 
-MAX_ROWS = 64  # query rows of a block of few rows, as rows or as columns of products
+MAX_ROWS = 64  # maximum query rows of a block of few rows, which are rows or columns of products
 MAX_COLUMNS: Annotated[
     int,
     Threshold(
@@ -140,25 +143,28 @@ def columns_of_shares(p: Problem, rows: int, several: bool) -> int:
 
 
 def columns_beside(p: Problem) -> int:
-    """Return the columns of few rows beside blocks, as many as registers allow; 0: few rows cannot be beside blocks."""
+    """Return the columns of few rows beside blocks; 0: few rows cannot be beside blocks.
+
+    Groups of more than MAX_COLUMNS heads have MAX_DRAFT_COLUMNS columns, the maximum that registers allow.
+    """
     if padded_dim(p) > 128:
         return 0
     return MAX_COLUMNS if p.heads // p.kv_heads <= MAX_COLUMNS else MAX_DRAFT_COLUMNS
 
 
 def columns_of_list(p: Problem) -> int:
-    """Return the columns of blocks of few rows in a list of their own; 0: their rows are rows of products."""
+    """Return the columns of blocks of few rows that have a list of their own; 0: query rows are rows of products."""
     return MAX_COLUMNS if p.heads // p.kv_heads <= MAX_COLUMNS else 0
 
 
 def fp8_rows_are_columns(p: Problem) -> bool:
-    """Whether even shares serve all rows over an fp8 cache, as columns."""
+    """Whether even shares serve all rows over an fp8 or int8 cache, as columns."""
     rows = rows_of(p, UNBOUNDED)
     return rows <= MAX_REGISTER_COLUMNS or (rows <= MAX_ROWS and two_blocks_of_columns(p))
 
 
 def slot_scales_have_columns(p: Problem) -> bool:
-    """Whether all rows over a cache with a scale for each slot are columns of even shares, which apply such scales."""
+    """Whether all rows are columns of even shares, the only Hopper kernel that applies a scale for each slot."""
     if p.packed or p.new or p.latent or p.batch_invariant or is_wide(p) or p.heads // p.kv_heads > MAX_ROWS:
         return False
     return is_decode(p) or fp8_rows_are_columns(p)
@@ -173,7 +179,7 @@ def packed_rows_are_columns(p: Problem) -> bool:
 
 
 def two_blocks_of_columns(p: Problem) -> bool:
-    """Whether two blocks of columns serve a sequence of 33 to 64 rows; True if no other kind of block can."""
+    """Whether two blocks of columns serve a sequence of 33 to 64 rows; True if blocks of rows cannot."""
     if p.packed:
         if p.cache.itemsize == 1:
             return True

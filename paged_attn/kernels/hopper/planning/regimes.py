@@ -1,7 +1,7 @@
 """The table of regimes: conditions on rows, tokens, keys, bytes and heads, and the launches that a call gets.
 
 A call gets the launches of the first row whose condition holds.  Numbers in the conditions are the `Threshold`s of this
-folder.  `docs/regimes.md` shows both tables, and `explain` names the row.
+folder.  `docs/regimes.md` shows the regimes and the thresholds, and `explain` names a call's row.
 """
 
 import torch
@@ -35,7 +35,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
 
 
 def launches_over_copies(p: Problem) -> tuple[Launch, ...]:
-    """Return the launches of long queries over a copy of their keys in 16 bits, and of other queries before."""
+    """Return launches of short queries, if any, over the cache, then of long queries over keys copied in 16 bits."""
     copies = copies_in_16_bits(p)
     assert copies is not None
     return launch_order.over_copies(p, copies)

@@ -14,11 +14,11 @@ from ...portable.launches import merge_of
 from ...portable.tuning import SHARED_MEMORY
 from ..args import Pipe
 
-MAX_SEQS_OF_ONE_SCAN = 128  # most sequences whose work one step of the schedule adds up
-MAX_SEQS_OF_ONE_WARP = 32  # most sequences that a warp searches in one step
+MAX_SEQS_OF_ONE_SCAN = 128  # maximum number of sequences whose work one step of the schedule adds up
+MAX_SEQS_OF_ONE_WARP = 32  # maximum number of sequences that a warp searches in one step
 SHARED_BYTES = SHARED_MEMORY["sm90"]  # bytes of shared memory of a program
-MAX_BOX_ELEMENTS = 256  # most elements of a TMA box along an axis
-# Blocks over an x-packed cache multiply 8 keys of 8 dims as a core matrix, and 16 keys' values of one dim as a row.
+MAX_BOX_ELEMENTS = 256  # maximum number of elements of a TMA box along an axis
+# Operands of blocks over an x-packed cache: 8 keys x 8 dims are a core matrix; 16 keys' values in one dim are a row.
 KEYS_PER_CORE_MATRIX, VALUES_PER_CORE_ROW = 8, 16
 
 
@@ -28,7 +28,7 @@ def is_even(p: Problem) -> bool:
 
 
 def in_boxes(p: Problem) -> bool:
-    """Whether pages are cut into boxes (TMA) of 8 rows or more."""
+    """Whether pages can be cut into TMA boxes of 8 slots or more."""
     return p.page_size % 8 == 0
 
 
@@ -38,13 +38,13 @@ def is_decode(p: Problem) -> bool:
 
 
 def others_are_decodes(p: Problem) -> bool:
-    """Whether all sequences but the longest have one token."""
+    """Whether all sequences except the longest have one query token, if max_seqlen_q is exact."""
     return p.tokens == p.max_seqlen_q + p.seqs - 1
 
 
 def loaders_of(p: Problem, tile: int, modified: bool) -> int:
     """Return the number of loader warps of each ring of blocks."""
-    # two warps send small boxes faster, but beside code of modifiers, their code does not stay in the cache
+    # two warps send small boxes faster, but code for them and for modifiers does not all stay in the instruction cache
     return 2 if math.gcd(p.page_size, tile) < tile and not modified else 1
 
 
@@ -69,7 +69,7 @@ def is_wide(p: Problem) -> bool:
 
 
 def rows_of(p: Problem, longest: int) -> int:
-    """Return the most query rows, for a KV head, of a sequence of up to `longest` query tokens."""
+    """Return the maximum number of query rows, for a KV head, of a sequence of up to `longest` query tokens."""
     return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)
 
 
@@ -98,7 +98,7 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         SCAN=next((size for size in (MAX_SEQS_OF_ONE_WARP, MAX_SEQS_OF_ONE_SCAN) if p.seqs <= size), 1024),
         ONE_SCAN=p.seqs <= MAX_SEQS_OF_ONE_SCAN,
         PEEL=False,
-        SCALE_FIRST=p.rescaled if p.query.itemsize == 1 else p.modified,  # fp8 products have one scale for all scores
+        SCALE_FIRST=p.rescaled if p.query.itemsize == 1 else p.modified,  # fp8 weights: exponents take one scale
         CLEAR=False,
         NATIVE_FP8=True,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
@@ -111,7 +111,7 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
 
 
 def merged(p: Problem, launch: Launch, shares: int) -> Launch:
-    """Return the launch followed by a merge launch, which joins the pieces of up to `shares` programs for a block."""
+    """Return the launch with a merge launch after it; each of up to `shares` programs may have a piece of a block."""
     shape, pipe = launch.shape._replace(MERGE=0), launch.pipe._replace(GROUPED=0)
     merge = merge_of(p, shape, launch.block_tokens, shares, pipe.SKIP, pipe.STRIDE)
     return launch._replace(shape=shape, pipe=pipe, merge=merge)

@@ -35,8 +35,8 @@ MAX_PIECES_JOINED_BY_8: Annotated[
 def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False, leads: bool = False) -> Launch:
     """Return the launch of even shares of all tiles, for sequences of shortest..longest query tokens, inclusive.
 
-    beside: few rows run beside blocks, see `shares_beside_launch`.  leads: a launch of blocks follows, and there is no
-    merge launch, which would begin after the blocks.
+    beside: few rows run beside blocks, see `shares_beside_launch`.  leads: a launch of blocks follows.  With either,
+    there is no merge launch, which would begin only after the blocks.
     """
     paired = _reads_two_heads_as_one(p, longest)
     if paired:
@@ -66,15 +66,15 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
         registers = CONVERTER_REGISTERS[pipe.CONSUMERS]
         pipe = pipe._replace(CONVERT=WIDEN, CONVERT_REGISTERS=registers, RAW_STAGES=s.raw_slots)
     launch = new_launch(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
-    # two consumers that share the columns of a block never join its pieces
+    # two consumers that share a block never join its pieces
     apart = not (beside or leads) and (pipe.CONSUMERS > 1 or merge_joins_sooner(p, s, rows_of(p, longest)))
     return merged(p, launch, s.shares) if apart else launch
 
 
 def shares_beside_launch(p: Problem, shortest: int, longest: int) -> Launch:
-    """Return even shares that run inside a launch of blocks: one warpgroup of few registers in each program.
+    """Return even shares that run inside a launch of blocks: one warpgroup with few registers in each program.
 
-    Items come as letters, and queries by TMA, so a block begins as soon as the block before it is stored.
+    Items come as letters, and queries by TMA, so each block begins as soon as the previous block is stored.
     """
     launch = shares_launch(p._replace(adjacent=False), shortest, longest, beside=True)
     pipe = launch.pipe._replace(
@@ -102,7 +102,10 @@ def _reads_two_heads_as_one(p: Problem, longest: int) -> bool:
 
 
 def _waits_for_code(p: Problem, s: ShareLayout) -> bool:
-    """Whether a decode is so small that it waits for machine code; False for results of less than 128 dims."""
+    """Whether a decode of up to MAX_COLUMNS rows reads so little that it waits for machine code.
+
+    False for latents, scales by slot, results of less than 128 dims, and rings of different depths.
+    """
     brief = s.columns == MAX_COLUMNS and s.slots == s.value_slots and not reads_latents(p) and not p.slot_scales
     return brief and keys_are_soon_read(p) and padded_value_dim(p) >= 128
 
@@ -110,9 +113,10 @@ def _waits_for_code(p: Problem, s: ShareLayout) -> bool:
 def _shares_may_begin_with_sequences(p: Problem, shares: int) -> bool:
     """Whether the kernel looks for shares that begin with sequences.
 
-    False if sequences and shares are both powers of two: then most even shares begin with sequences anyhow.
+    False if the numbers of sequences and of shares are both powers of two: most even shares then begin with sequences
+    anyhow.
 
-    The answer selects a kernel, so it must depend only on what `prepare` enumerates.
+    The answer selects a kernel, and so must depend only on what `prepare` enumerates.
     """
     return (p.seqs & (p.seqs - 1) | shares & (shares - 1)) > 0
 
@@ -123,7 +127,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
     if p.packed:
         box = min(box, MAX_BOX_ELEMENTS * p.cache.itemsize // 16)
     consumers = consumers_of(p, s.columns)
-    pieces = min(s.shares, s.tiles * p.seqs)  # most pieces of all sequences' blocks, for a KV head
+    pieces = min(s.shares, s.tiles * p.seqs)  # maximum number of pieces of a KV head
     by_16 = s.columns and p.cache.itemsize == 2 and p.seqs <= 2 and pieces > MAX_PIECES_JOINED_BY_8 * p.seqs
     return Pipe(
         SHARES=True,
@@ -135,7 +139,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         COLUMNS=s.columns // consumers,
         HALVES=halves(p, s.columns),
         PACKED=p.packed,
-        # an empty box, sent ahead to fetch descriptors, lands where queries will; large heads have few query rows
+        # the box that fetches descriptors lands where queries will; large heads have few query rows
         PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= _most_rows_of_nothing(p, s),
         FP8=MANTISSA.get(p.cache, 0),
         SLOT_SCALES=p.slot_scales,
@@ -150,7 +154,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
 
 
 def _most_rows_of_nothing(p: Problem, s: ShareLayout) -> int:
-    """Return the most rows of an empty box, which lands where queries will lie."""
+    """Return the maximum rows of the box that fetches descriptors (Pipe.PREFETCH) and lands where queries will lie."""
     if only_columns(p):
         return min(s.columns, MAX_WIDE_COLUMNS) if s.columns else s.rows
     return 32 if s.columns and padded_dim(p) > 128 else 64

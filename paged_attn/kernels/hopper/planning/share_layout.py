@@ -36,7 +36,7 @@ class ShareTiles(NamedTuple):
     tile: int  # keys of a tile
     keys: int  # slots of the ring of keys
     values: int  # slots of the ring of values; 0: keys and values alternate in the ring of keys
-    raw: int = 0  # slots of fp8 latents, which are widened into slots of keys
+    raw: int = 0  # slots of fp8 or int8 latents, which are widened into slots of keys
 
 
 def keys_are_soon_read(p: Problem) -> bool:
@@ -47,16 +47,17 @@ def keys_are_soon_read(p: Problem) -> bool:
 
 
 def columns_leave_few_registers(p: Problem, columns: int) -> bool:
-    """Whether columns, beside keys that pass through registers, need so many registers that tiles have only 64 keys.
+    """Whether registers suffice only for tiles of 64 keys, because keys pass through registers beside the columns.
 
-    x-packed: with up to 16 columns the next tile is in registers, too (`columns.is_early`).
+    x-packed keys of 16 bits: True for 16 columns.  False for more columns, because registers then hold no next tile
+    (`columns.is_early`).  fp8 and int8 keys: True for more than 16 columns, and always if x-packed.
     """
     fp8 = p.cache.itemsize == 1
     return (p.packed and (fp8 or MAX_COLUMNS < columns <= 16)) or (fp8 and columns > 16)
 
 
 def rows_share_lines(p: Problem, columns: int) -> bool:
-    """Whether a head's part of a 16-bit key ends inside a 128-byte line, and rows are columns.
+    """Whether a KV head's key ends inside a 128-byte line of memory, in a 16-bit cache with query rows as columns.
 
     The rest of the line belongs to the next head, whose program soon finds the line in L2.  False for x-packed caches.
     """
@@ -88,15 +89,18 @@ class ShareLayout(NamedTuple):
     tile: int  # keys of a tile
     slots: int  # slots of the ring of keys
     value_slots: int  # slots of the ring of values; 0: keys and values alternate in the ring of keys
-    raw_slots: int  # slots of the ring of fp8 latents
+    raw_slots: int  # slots of the ring of fp8 or int8 latents
     resident: int  # programs of a multiprocessor at a time
     shares: int  # shares of each KV head
-    blocks: int  # most blocks of a sequence
-    tiles: int  # most tiles that a block sees
+    blocks: int  # blocks of a sequence, at most
+    tiles: int  # tiles that a block sees, at most
 
 
 def layout_of(p: Problem, longest: int, beside: bool) -> ShareLayout:
-    """Return the layout of sequences of up to `longest` tokens: blocks of few rows as columns, or of 64 rows."""
+    """Return the layout of sequences of up to `longest` tokens: blocks of few rows as columns, or of 64 rows.
+
+    beside: few rows run beside blocks.
+    """
     asked, group = rows_of(p, longest), p.heads // p.kv_heads
     if (p.cache.itemsize == 1 and not reads_latents(p)) or p.packed:
         asked = min(asked, max(MAX_REGISTER_COLUMNS, group))
@@ -107,7 +111,7 @@ def layout_of(p: Problem, longest: int, beside: bool) -> ShareLayout:
         columns = columns_of_shares(p, asked, asked > group)
         tile, slots, value_slots, raw_slots = share_tiles(p, columns)
     rows = columns or MAX_ROWS
-    # fp8 tiles leave shared memory for two programs, which hide each other's waits
+    # fp8 and int8 tiles leave shared memory for two programs, which hide each other's waits
     two = p.cache.itemsize == 1 and columns <= MAX_REGISTER_COLUMNS and padded_dim(p) <= 128 and not reads_latents(p)
     resident = 2 if two else 1
     shares = max(1, resident * p.device.multiprocessors // p.kv_heads)
@@ -181,7 +185,7 @@ def merge_joins_sooner(p: Problem, s: ShareLayout, rows: int) -> bool:
     if padded_value_dim(p) > 256:
         return _waits_for_wide_states(p, s, rows) >= MIN_WAITS_WORTH_A_MERGE and s.tiles > MAX_TILES_OF_ONE_SHARE
     live = min(rows, s.rows) * padded_value_dim(p) // 128
-    states = live * s.shares  # states of rows, of all blocks of a KV head
+    states = live * s.shares  # rows of all states of a KV head, one state for each share; times dims / 128
     return (
         live >= MIN_ROWS_WORTH_A_MERGE
         and states >= MIN_STATES_WORTH_A_MERGE * cost.seqs_tried(p) * s.blocks
@@ -190,12 +194,12 @@ def merge_joins_sooner(p: Problem, s: ShareLayout, rows: int) -> bool:
 
 
 def _pieces_of_wide_blocks(p: Problem, s: ShareLayout) -> int:
-    """Return the number of pieces that most blocks have, if all blocks see equally many keys."""
+    """Return the number of pieces of each block, at least 2, if all blocks see equally many keys."""
     return max(2, s.shares // (cost.seqs_tried(p) * max(1, s.blocks)))
 
 
 def pieces_of_wide_states(p: Problem, s: ShareLayout) -> int:
-    """Return how many pieces are loaded together: as many as most blocks have, rounded up to a power of two, up to 8.
+    """Return how many pieces are loaded together: `_pieces_of_wide_blocks`, rounded up to a power of two, at most 8.
 
     Fewer pieces leave registers for more dims.
     """
@@ -210,11 +214,11 @@ def _waits_for_wide_states(p: Problem, s: ShareLayout, rows: int) -> int:
 
 
 def pieces_joined_at_once(p: Problem, s: ShareLayout, least: int) -> int:
-    """Return the number of pieces up to which a block is joined at once, and above which in groups.
+    """Return the largest number of pieces that are joined at once; a block of more pieces is joined in groups.
 
-    0: all blocks are joined at once, because none is likely to have more pieces than that.
+    0: no block is likely to have so many pieces, and the kernel never joins in groups.
     """
     most = int((1 + math.sqrt(1 + ROWS_WORTH_A_COUNT / s.rows)) ** 2)
-    # blocks of a single sequence have equally many pieces; with several sequences one may have nearly all keys
+    # blocks of a single sequence have equally many pieces; one of several sequences may have nearly all keys
     pieces = s.shares // max(1, s.blocks) if p.seqs == 1 else s.shares
     return most if min(pieces, cdiv(s.tiles + p.new, least) + 1) > most else 0

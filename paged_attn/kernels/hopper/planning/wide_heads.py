@@ -7,21 +7,21 @@ from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
 from .shapes import SHARED_BYTES, in_boxes, is_decode, is_wide, padded_dim, padded_value_dim, rows_of, widest_of
 
-MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; most dims of latent keys
+MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; maximum dims of latent keys
 MAX_ROWS_OF_TWO_WIDTHS = 64  # query rows of a block, up to 256 dims
-MAX_WIDE_COLUMNS = 32  # columns beyond 256 dims: results of 512 dims take 4 registers of a thread for each column
+MAX_WIDE_COLUMNS = 32  # columns of a consumer beyond 256 dims: 512 dims take 4 registers of a thread for each column
 MAX_LATENT_COLUMNS = 2 * MAX_WIDE_COLUMNS  # columns of two consumers, which share the tiles
-MIN_DIMS_OF_HALVES = 128  # value dims; each half then begins with a 128-byte line of shared memory
-# Most blocks of a sequence: parts of the heads times, for columns, blocks of tokens.  Each block reads the keys, most
-# of them from the L2.
+MIN_DIMS_OF_HALVES = 128  # value dims that two consumers divide; each half then begins a 128-byte line of shared memory
+# Maximum number of blocks of a sequence: parts of the heads, times blocks of tokens if rows are columns.  Each block
+# reads the keys, mostly from the L2.
 MAX_BLOCKS_OF_LATENTS = 4
-MAX_SLOTS = 6  # slots of a ring
+MAX_SLOTS = 6  # maximum number of slots of a ring; latent rows: twice as many, because tiles are half as large
 MIN_SLOTS_OF_REST = 2  # slots of the dims behind the values: one slot is read while the next one arrives
 BYTES_OF_BARRIERS = 1 << 10  # bytes of barriers and of arguments of warp partitions
 TILE_OF_ROWS = 32  # keys of a tile of latents, if query rows are rows of products
 BYTES_OF_FLAGS, BYTES_OF_NUMBERS = 512, 2048  # flags of a consumer of columns; numbers that two consumers exchange
-ROWS_OF_NOTHING = 32  # query rows over which an empty box may be written (`loader.fetch_descriptors`)
-MAX_TURNED_COLUMNS = 8  # most columns whose results beyond 256 dims are transposed in memory (`columns.is_turned`)
+ROWS_OF_NOTHING = 32  # query rows over which a box of zeros may be written (`loader.fetch_descriptors`)
+MAX_TURNED_COLUMNS = 8  # maximum columns whose results beyond 256 dims are transposed in memory (`columns.is_turned`)
 
 
 class WideRings(NamedTuple):
@@ -32,7 +32,7 @@ class WideRings(NamedTuple):
     # slots of the ring of values; 0: keys and values alternate in one ring.  Latents: slots of the ring of the key dims
     # behind the values, 0 if there are none
     values: int
-    raw: int = 0  # slots of fp8 tiles, which are widened into slots of keys
+    raw: int = 0  # slots of fp8 or int8 tiles, which are widened into slots of keys
 
 
 def shares_take(p: Problem) -> bool:
@@ -86,13 +86,16 @@ def only_columns(p: Problem) -> bool:
 
 
 def latents_are_rows(p: Problem, rows: int) -> bool:
-    """Whether latents' query rows, more than one consumer's columns, are rows of products of two consumers."""
+    """Whether `rows` query rows against latents are rows of products of two consumers.
+
+    True if one consumer has too few columns for these rows, and two consumers can divide the value dims.
+    """
     dims = padded_value_dim(p)
     return reads_latents(p) and rows > MAX_WIDE_COLUMNS and dims >= MIN_DIMS_OF_HALVES
 
 
 def wide_columns(p: Problem, rows: int) -> int:
-    """Return the columns of a block of `rows` query rows, if `only_columns`; 0: `latents_are_rows`."""
+    """Return the columns of a block of `rows` query rows, if `only_columns`; 0 if `latents_are_rows`."""
     return 0 if latents_are_rows(p, rows) else min(MAX_LATENT_COLUMNS, max(8, next_power_of_2(rows)))
 
 
@@ -129,9 +132,10 @@ def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
 
 
 def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> WideRings:
-    """Return rings for 16-bit latents as columns: most slots of value dims beside MIN_SLOTS_OF_REST slots of the rest.
+    """Return rings of as many slots as fit, for 16-bit latents against columns.
 
-    A tile takes `parts` slots of value dims, and one slot of the rest.  room: bytes for both rings.
+    Slots of value dims leave room for MIN_SLOTS_OF_REST slots of the rest.  A tile takes `parts` slots of value dims,
+    and one slot of the rest.  room: bytes for both rings.
     """
     slot, slot_of_rest = 2 * tile * dim // parts, 2 * tile * rest
     slots = min(MAX_SLOTS, (room - MIN_SLOTS_OF_REST * slot_of_rest) // slot)
@@ -141,14 +145,17 @@ def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> 
 
 
 def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool, room: int) -> WideRings:
-    """Return 16-bit slots for two tiles, or for one tile and a slot more, and as many fp8 slots as fit beside them.
+    """Return rings of fp8 or int8 latents: few 16-bit slots, and as many raw slots as fit beside the 16-bit slots.
 
     A tile takes `parts` slots of value dims, and one slot of the rest.  room: bytes for all rings.
 
-    The rest is widened last and released first, so columns need a single 16-bit slot of the rest.  For rows, both rings
-    have equally many slots, and two tiles are multiplied at a time.
+    Columns: the 16-bit slots hold two tiles, or a tile and one slot more.  The rest is widened last and released first,
+    so a single 16-bit slot of the rest suffices.
+
+    rows: query rows are rows of products.  Both 16-bit rings then have four or three slots, and two tiles are
+    multiplied at a time.
     """
-    slot = tile * dim // parts  # bytes of an fp8 slot of value dims
+    slot = tile * dim // parts  # bytes of a raw slot of value dims
     columns = ((2 * parts, parts + 1), (parts + 1, parts + 1), (parts + 1, parts))
     for keys, least in ((4, 2), (3, 2)) if rows else columns:
         rests = keys if rows else 1
@@ -160,7 +167,7 @@ def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool
 
 
 def halves(p: Problem, columns: int) -> bool:
-    """Whether a tile's values take two slots, of 32 KB in 16 bits: latents as columns, beyond 256 dims."""
+    """Whether a tile's values take two slots of 32 KB in 16 bits: for columns against latents beyond 256 value dims."""
     return reads_latents(p) and columns > 0 and padded_value_dim(p) > 256
 
 

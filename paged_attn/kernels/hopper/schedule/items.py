@@ -27,14 +27,13 @@ SEQS_PER_LOOK = gl.constexpr(32)  # sequences that the scheduling warp looks at 
 class Cursor(NamedTuple):
     """Sequence up to which a program has read a list, and numbers of earlier sequences' blocks, units and states.
 
-    The numbers are those of one KV head.
-
-    A program's item numbers only grow, so it never reads earlier sequences again.
+    The numbers are those of one KV head.  A program's item numbers only grow, so the program never reads earlier
+    sequences again.
     """
 
-    seq: Any
+    seq: Any  # first sequence that is not passed
     blocks: Any  # blocks of earlier sequences
-    units: Any  # items of earlier sequences: pieces of cut blocks, and whole blocks; with even shares, tiles
+    units: Any  # items of earlier sequences: whole blocks, and pieces of cut blocks; with even shares, tiles
     slots: Any  # states of earlier sequences: one for each piece of a cut block
 
 
@@ -130,7 +129,7 @@ def piece_of(found, blocks, tiles, index, slots_before, lists, S: gl.constexpr, 
     else:
         unit = index // S.KV_HEADS
     uncut = _uncut(blocks, found.blocks, lists, S, P)
-    behind = unit - found.units - uncut  # below 0 in a whole block, which has no slot
+    behind = unit - found.units - uncut  # below 0 for a block that stays whole, which has no slot
     pieces = gl.where(behind < 0, 1, count_pieces(tiles, lists.size, S))
     number = behind // pieces
     piece = behind % pieces
@@ -204,7 +203,7 @@ def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexp
 
 @gluon.jit
 def begin_lists(lists, S: gl.constexpr, P: gl.constexpr):
-    """(Taken at a program's begin, whether the program's first item is of the first list)."""
+    """(Taken at a program's start, whether the program's first item is of the first list)."""
     program = gl.program_id(0)
     many = first_of_many(program, lists)
     from_many = first_of_many(program + 1, lists) > many
@@ -218,7 +217,7 @@ def begin_lists(lists, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def ask(counters, taken, lists, P: gl.constexpr):
-    """(whether the next item is of the first list, the counter's answer): take an item of the list that is behind."""
+    """Take an item of the list that is behind; return (whether this is the first list, its counter's answer)."""
     if not P.MIXED:
         return taken.many >= 0, gl.atomic_add(counters, 1, mask=lists.sharers == 0, sem="relaxed")
     behind = taken.many.to(gl.float32) * lists.few <= taken.few.to(gl.float32) * lists.many
@@ -230,7 +229,7 @@ def ask(counters, taken, lists, P: gl.constexpr):
 def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr):
     """(Taken, whether the next item is of the first list) after a counter's answer.
 
-    If the answer is a number behind that list's last item, an item of the other list is taken.
+    If the answer is behind the last item of the list that was asked, an item of the other list is taken.
     """
     if not P.MIXED:
         many = gl.where(lists.sharers > 0, taken.many, answer + next_many)

@@ -1,6 +1,6 @@
-"""States of the pieces of a cut block: store them in scratch, count the programs that have, and join them.
+"""States of the pieces of a cut block: store them in scratch, count the programs that have stored, and join them.
 
-Without a merge launch, the program that stores the last state of a block, or of a group of its pieces, joins.
+Without a merge launch, the program that stores the last state of a block, or of a group of pieces, joins the states.
 """
 
 from typing import Any, NamedTuple
@@ -20,21 +20,24 @@ from .items import COUNTERS_PER_LAUNCH
 
 @gluon.jit
 def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Store a consumer's state of a piece, acc [R, VALUE_PADDED], in scratch; piece: its number within the item."""
+    """Store a consumer's state of a piece, acc [R, VALUE_PADDED], in scratch.  piece: 0 is the item's last piece."""
     LAYOUT: gl.constexpr = state.acc.type.layout
     BEGIN: gl.constexpr = NUMBER * rows_of_consumer(P)
     first_row = item.row + piece * P.SKIP + BEGIN
     row = gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     dim = gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, LAYOUT))
     valid = rows.valid
-    if S.LIVE < P.ROWS:  # queries beyond the host's bound have no scratch
+    if S.LIVE < P.ROWS:  # scratch has rows for max_seqlen_q query tokens only
         valid &= row < S.LIVE - BEGIN
     store_partial(results.partial, first_row + row, valid, dim, state, S, P.BRIEF)  # `join_at_once` reads all rows
 
 
 @gluon.jit
 def load_state(parts, row, values, valid, inside, ahead, DIM: gl.constexpr):
-    """(maxima [R], sums [R], accumulators [R, D]) of the state `ahead` scratch rows behind rows `row` [R]."""
+    """(maxima [R], sums [R], accumulators [R, D]) of the state that begins `ahead` scratch rows behind rows `row` [R].
+
+    values [R, D]: addresses of accumulators at `row`.
+    """
     row_max = gl.load(parts.max + row + ahead, valid, float("-inf"))
     return row_max, gl.load(parts.sum + row + ahead, valid, 0.0), gl.load(values + ahead * DIM, inside, 0.0)
 
@@ -87,10 +90,10 @@ class Pieces(NamedTuple):
 
 @gluon.jit
 def join_states(out, results, block, pieces, token, count, whole, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Join pieces of `count` query rows, at most ROWS, of a block whose first query is `token` of the batch.
+    """Join pieces of `count` query rows, at most ROWS, of a block; token: the block's first query in the batch.
 
     whole: store results; otherwise the joined state replaces the first state.  Waiting for memory takes most of the
-    time, so a thread loads many elements at once, of several rows and pieces.
+    time, so a thread loads elements of several rows and pieces at once.
     """
     WARPS: gl.constexpr = P.ROWS // 16
     LIVE: gl.constexpr = S.LIVE if S.LIVE < ROWS else ROWS
@@ -137,11 +140,11 @@ def joins_in_place(S, P):
 
     Two pieces take half the time of `join_states`, because one is in registers already.  These use `join_states`:
 
-    - Even shares, whose blocks may have many pieces.  `join_states` loads more of them at a time.
-    - Rows of more than 128 dims, which would spill.
-    - Two lists, whose columns need `join_states` anyway.
-    - fp8 products, whose dims lie in another order.
-    - Pieces of a fixed size, which a program folds.
+    - Even shares, because their blocks may have many pieces, of which `join_states` loads more at a time.
+    - Rows of more than 128 dims, because their registers would spill.
+    - Two lists, because their columns need `join_states` anyway.
+    - fp8 products, because their dims lie in another order.
+    - Pieces of a fixed size, because these are folded in order.
     """
     return not (P.SHARES or P.MIXED or P.FP8_PRODUCTS) and S.PIECE is None and S.VALUE_PADDED <= 128
 
@@ -150,7 +153,7 @@ def joins_in_place(S, P):
 def in_fours(acc, ROWS: gl.constexpr, DIM: gl.constexpr):
     """Return results acc [ROWS, DIM] as [DIM / 16, ROWS, 16], where each thread has four neighbouring elements.
 
-    A warp stores whole lines of memory in that order.
+    In this order, a warp stores whole lines of memory.
     """
     x = acc.reshape([ROWS, DIM // 16, 2, 4, 2]).permute((1, 0, 3, 2, 4)).reshape([DIM // 16, ROWS, 16])
     return gl.convert_layout(x, fours_layout(DIM, ROWS), assert_trivial=True)
@@ -266,17 +269,17 @@ def join_block(
 
 @gluon.jit
 def group_size(pieces, P: gl.constexpr):
-    """Number of pieces of a group, about the number of groups; all pieces if there are at most P.GROUPED."""
+    """Number of pieces of a group, about as many as there are groups; all pieces if there are at most P.GROUPED."""
     size = gl.where(pieces > 128, 16, gl.where(pieces > 32, 8, 4))
     return gl.where(pieces > P.GROUPED, size, pieces)
 
 
 @gluon.jit
 def join_groups(out, results, item, token, count, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Do `join_if_last` in groups: a group's last program joins the group, and the last of these programs all groups.
+    """Do `join_if_last` in groups: a group's last program joins the group; the last of these programs joins all groups.
 
-    One program alone would take too long.  A group's state replaces that of its first piece, whose slot has a counter
-    for the group.
+    One program alone would take too long.  A group's state replaces the state of its first piece, whose slot has a
+    counter for the group.
     """
     gl.static_assert(P.SHARES and P.CONSUMERS == 1 and S.PIECE is None and P.STRIDE == 2 * P.SKIP)
     size = group_size(item.pieces, P)

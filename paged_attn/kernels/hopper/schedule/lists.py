@@ -1,4 +1,4 @@
-"""Lists of items: their numbers, for long and for short queries, and the size of a piece.
+"""Lists of items of long and of short queries: numbers of their items, and sizes of their pieces.
 
 Long queries keep the tensor cores busy, and short queries keep memory busy.  So each kind may have a list of its own,
 and programs work through both lists at the same rate.  Blocks that are too few for all programs form a line instead,
@@ -26,7 +26,7 @@ class Lists(NamedTuple):
     few: Any  # number of items of the second list
     slots: Any  # number of states that the first list may store in scratch
     size: Any  # tiles of a piece of the first list, approximately
-    few_size: Any  # tiles of a piece of the second list, approximately; smaller, since states of few rows are small
+    few_size: Any  # tiles of a piece of the second list, approximately; less, because states of few rows are small
     uncut: Any  # number of a KV head's blocks that stay whole; later blocks are cut; 0 with two lists
     sharers: Any  # number of programs that have an even share of all tiles; 0: programs take items from the counter
     total: Any  # tiles of all blocks and KV heads, if there are sharers
@@ -36,7 +36,8 @@ class Lists(NamedTuple):
 def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
     """Return the Batch of the sequences with more than 64 rows for a KV head (MANY), or of the others.
 
-    Page starts are a placeholder, because Triton 3.6 returns no record with a None.  So nothing may look for pages.
+    page_starts is a placeholder, because Triton 3.6 returns no record with a None.  So nothing may look up pages in the
+    returned Batch.
     """
     FEW: gl.constexpr = 64 // S.GROUP
     shortest = gl.maximum(batch.shortest, FEW + 1) if MANY else batch.shortest
@@ -86,7 +87,8 @@ def count_items(batch, lane, size, mods, S: gl.constexpr):
 def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
     """Return the Lists of a batch; lane [SCAN]: 0 ... SCAN - 1, for sequences that are read together.
 
-    A piece of few rows has at least batch.least tiles, and so many that every program gets a few pieces.
+    A piece of the second list has at least batch.least tiles, and so many that a program gets about PIECES_PER_PROGRAM
+    such pieces at most.
     """
     size, few_size = 1 << 30, 1 << 30
     none = batch.num_seqs * 0
@@ -109,8 +111,8 @@ def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
 def known_same(lists):
     """Return the lists that one warp made, with values that ptxas knows to be equal in all lanes.
 
-    Otherwise ptxas takes branches on these values, and the code of all partitions with them, for divergent.  That code
-    would use no uniform registers, and start each box in a loop.
+    Otherwise ptxas takes branches on these values for divergent, and with them the code of all partitions.  The code
+    would then use no uniform registers, and start each box in a loop.
     """
     return Lists(
         same(lists.many), same(lists.few), same(lists.slots), same(lists.size), same(lists.few_size),
@@ -120,7 +122,7 @@ def known_same(lists):
 
 @gluon.jit
 def of_few(lists):
-    """Return the lists with the piece size of the second list in place of the first list's."""
+    """Return the lists with the second list's piece size as `size`."""
     return Lists(
         lists.many, lists.few, lists.slots, lists.few_size, lists.few_size, lists.uncut, lists.sharers, lists.total
     )

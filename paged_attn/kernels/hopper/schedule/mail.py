@@ -12,7 +12,7 @@ FIELDS = gl.constexpr(16)  # int32 fields of a letter: 13, rounded up to a power
 
 @gluon.jit
 def make_mail(gates, P: gl.constexpr):
-    """Make two empty letters, which every warp partition reads except that of the writing warp."""
+    """Make two empty letters, which every warp partition reads, except the partition that writes them."""
     letters = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     if is_shared(P) or P.BESIDE:
         full, full_at = gate(gates, MAIL, P)
@@ -43,7 +43,7 @@ def _get(mail, at, FIELD: gl.constexpr, WARPS: gl.constexpr):
 
 @gluon.jit
 def publish(mail, number, item):
-    """Write item `number` into a letter, once all partitions have read item `number` - 2 there."""
+    """Write item `number` into a letter, once all reading partitions have read item `number` - 2 in it."""
     at = number & 1
     mbarrier.wait(mail.empty.index(at), ((number >> 1) & 1) ^ 1)
     _put(mail, at, 0, item.block.seq)

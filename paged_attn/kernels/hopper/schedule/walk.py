@@ -30,8 +30,8 @@ class Walk(NamedTuple):
 def item_at(batch, share, walk, blocks, tiles, mods, S: gl.constexpr, P: gl.constexpr):
     """(item that begins at walk.unit, number of its units); walk.seq has `blocks` blocks of `tiles` units each.
 
-    Shares of latent rows may have several blocks.  Then blocks with many and with few keys alternate, so that all
-    shares have about equally much work.
+    With latent rows, a sequence may have several blocks, and later ones may see more keys.  Then early and late blocks
+    alternate along the line, so that all shares have about equally much work.
     """
     if S.PIECE is None:
         return piece_at(
@@ -45,7 +45,7 @@ def item_at(batch, share, walk, blocks, tiles, mods, S: gl.constexpr, P: gl.cons
 def piece_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
     """Do `item_at` without fixed pieces: the share's part of a block is one piece.
 
-    blocks: number of the sequence's blocks, if those with many and with few keys alternate; otherwise None.
+    blocks: number of the sequence's blocks, if early and late blocks alternate; otherwise None.
     """
     tile = walk.unit - walk.before
     number = 0
@@ -84,15 +84,16 @@ def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
     first_piece, past_pieces = pieces_of(from_tile, 0, tiles, S)
     begin, end = pieces_of(from_tile, tile, count, S)
     room = batch.slots // gl.num_programs(0)
-    pieces = gl.minimum(past_pieces - first_piece, room)  # keys beyond the host's bound have no scratch
+    # scratch has states for as many pieces as max_seqlen_k and a window allow; later pieces are left out
+    pieces = gl.minimum(past_pieces - first_piece, room)
     end = gl.minimum(end, first_piece + pieces)
     begin = gl.minimum(begin, end)
     whole = end - begin == pieces
-    unit = walk.unit - tile  # of the block's first tile
+    unit = walk.unit - tile  # the block's first unit
     first_share = share_of(unit, share)
-    second = unit + (first_piece + 1) * PIECE - from_tile  # where the second piece begins
+    second = unit + (first_piece + 1) * PIECE - from_tile  # unit at which the second piece begins
     holders = holders_of(share, first_share, second, pieces, PIECE)
-    # the last piece's state comes first
+    # states lie in reverse order: the last piece's state comes first
     first_row = slot_of(first_share, room, 0, walk.kv_head, walk.ahead, S) * S.LIVE
     STEP: gl.constexpr = slots_between(S.KV_HEADS, walk.ahead is None)
     row = first_row + (first_piece + pieces - end) * (STEP * S.LIVE)
@@ -105,8 +106,9 @@ def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
 def holders_of(share, first_share, second, pieces, PIECE: gl.constexpr):
     """Number of shares in which pieces of a block begin; second: the unit at which the block's second piece begins.
 
-    With shares of PIECE units or more, a piece begins in every share of the block.  In each smaller share, at most one
-    piece begins.  The block's first share may have two: the block may begin shortly before its second piece.
+    With shares of PIECE units or more, a piece begins in every share of the block.  With smaller shares, at most one
+    piece begins in a share.  Only in the block's first share may two pieces begin, because the block's first piece may
+    have fewer than PIECE units.
     """
     if pieces == 1:
         holders = pieces
@@ -117,7 +119,7 @@ def holders_of(share, first_share, second, pieces, PIECE: gl.constexpr):
     return holders
 
 
-# Most KV heads x sequences that a warp reads together: few for each thread, and little machine code.
+# Limit of KV heads x sequences that a warp reads at once: four for each thread.  More would take more machine code.
 MAX_UNITS_OF_A_WARP = gl.constexpr(128)
 
 
