@@ -25,7 +25,10 @@ __all__ = [
 
 
 def _sign(function: Callable[..., Any], first: tuple[str, ...]) -> None:
-    """Give a function a signature, which hosts inspect: arguments of the first order, then names of other orders."""
+    """Give a function the signature that hosts inspect.
+
+    Arguments: `first`, then those of the first version in ORDERS, then further names of other versions.
+    """
     order, *others = ORDERS[function.__name__].values()
     places = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in first]
     places += [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in order]

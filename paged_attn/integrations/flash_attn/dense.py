@@ -1,4 +1,4 @@
-"""flash_attn_func: batches whose sequences have equal lengths."""
+"""flash_attn_func: batches in which all sequences have len_q queries and len_k keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batches(name: str, x: Any, axes: tuple[str, ...]) -> None:
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Any:
-    """FlashAttention of a dense batch, in the orders of FlashAttention-2, -3 and -4, told apart by types.
+    """FlashAttention of a dense batch, with the argument order of FlashAttention-2, -3 or -4, told apart by types.
 
     Args:
         q: [batch, len_q, heads, head_dim].
@@ -48,11 +48,11 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any
     len_k = k.shape[1]
     lens = torch.full((batch,), len_k, dtype=torch.int32, device=q.device)
     starts = even_starts(batch, len_q, q.device)
-    # pages are slower if their tokens are no multiple of 8
+    # a page is a whole sequence here, and pages are slower than new keys if their size is no multiple of 8
     new = len_q == len_k and len_k % 8 != 0 and k.dtype not in FP8 and not two_parts
     keys = (k.flatten(0, 1), v.flatten(0, 1)) if new else (k, v)
     table = lens[:, None] if new else rows_as_pages(None, batch, q.device)
-    if len_k == 0:  # a page has at least one slot; no query sees it
+    if len_k == 0:  # a cache needs a page of at least one slot, which no query sees
         none = k.new_zeros((1, 1, k.shape[2], max(k.shape[-1], v.shape[-1])))
         keys, table = (none[..., : k.shape[-1]], none[..., : v.shape[-1]]), lens[:, None]
     probs = bool(given.get("return_attn_probs", False))

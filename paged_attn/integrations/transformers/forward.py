@@ -1,4 +1,4 @@
-"""The registered attention function: refuses unknown arguments, then calls continuous.py or plain.py."""
+"""The registered attention function: it refuses some arguments, then calls continuous.py or plain.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import continuous, plain
 
-# Arguments of some models' attention that would change the result and are refused.
+# Arguments of some models' attention that would change the result.  They are refused; other arguments are ignored.
 UNKNOWN = ("head_mask", "position_bias", "indices", "block_indices", "output_attentions")
 
 
@@ -39,7 +39,7 @@ def forward(
     cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend in transformers' form: q [B, heads, n, D], k and v [B, kv_heads, T, D] -> ([B, n, heads, D], None)."""
+    """Attend in transformers' shapes: q [B, heads, n, D], k and v [B, kv_heads, T, D] -> ([B, n, heads, D], None)."""
     if dropout:
         raise ValueError(f"paged_attn has no dropout, got dropout = {dropout}: call model.eval()")
     for name in UNKNOWN:
@@ -50,7 +50,7 @@ def forward(
     if cache is not None:
         return continuous.attend(module, query, key, value, cache, sliding_window, scores, kwargs), None
     name = getattr(getattr(module, "config", None), "_attn_implementation", None) or ""
-    if name.startswith("paged|"):  # under this name the host masks no padding
+    if name.startswith("paged|"):  # with this prefix the host makes no mask, so padding would be seen
         raise ValueError(f"{name} works in generate_batch only: without the prefix it serves generate, too")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)

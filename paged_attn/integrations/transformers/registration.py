@@ -1,4 +1,4 @@
-"""Changes to the host, chosen by its signatures and attributes, and their undoing."""
+"""Changes to the host, chosen by its signatures and attributes, and how they are undone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from . import plain, ready, steering
 from .forward import forward
 
-# The host reads features from the letters of a name.  "flash" means that no mask is needed and that CUDA graphs pay.
-# A 2 or 3 behind "flash" means that decodes may hand over a block table.
+# The host reads features from an implementation's name.  "flash" in it means that no mask is needed and that CUDA
+# graphs pay.  A 2 or 3 behind "flash" means that decodes may hand over a block table.
 NAME = "paged_attn_flash3"
 NAMES = (NAME, f"paged|{NAME}")  # transformers up to 5.19 uses the prefix in continuous batching
 
@@ -23,10 +23,10 @@ _undo: list[Callable[[], None]] = []
 
 
 def register(model: Any = None) -> str:
-    """Make this library an attention implementation of transformers; returns the name to choose it by.
+    """Make this library an attention implementation of transformers; return its name there.
 
     model: a model that will use the name.  Its kernels are compiled now, on all processors; the model is not changed.
-    Without a model, kernels are compiled as the first call of `generate_batch` begins.
+    None: kernels are compiled while the first call of `generate_batch` makes its cache.
 
     Raises: ImportError where transformers is absent or has no continuous batching.  RuntimeError naming what this host
         lacks, compared with transformers 5.17 to 5.24.  After an error nothing has changed.
@@ -95,7 +95,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _keep_name(model: type) -> Callable[..., str]:
-    """A wrapped check that keeps our names: models that list their flash kernels would replace an unknown name."""
+    """Wrap the check of names to keep ours: models that list their flash kernels would replace an unknown name."""
     original = _attribute(model, "_check_and_adjust_attn_implementation")
 
     @functools.wraps(original)
@@ -108,7 +108,7 @@ def _keep_name(model: type) -> Callable[..., str]:
 
 
 def _offer_block_tables(initialization: ModuleType) -> tuple[str, Callable[..., Any]]:
-    """A wrapped lookup of the function that takes block tables: for our names, `forward` takes them itself."""
+    """Wrap the lookup of the function that takes block tables: for our names it returns `forward`."""
     old, new = "lazy_import_paged_flash_attention", "lazy_import_flash_attention"
     name = old if hasattr(initialization, old) else new
     original = _attribute(initialization, name)
@@ -122,7 +122,7 @@ def _offer_block_tables(initialization: ModuleType) -> tuple[str, Callable[..., 
 
 
 def _allow_chunks(masking: ModuleType) -> tuple[str, Callable[..., bool]]:
-    """A wrapped test for "flash", false for our names: the host refuses masks of chunks to flash implementations.
+    """Wrap the host's test for flash implementations, which are refused masks of chunks, to be false for our names.
 
     Only masks of chunks call the test.
     """
@@ -139,7 +139,7 @@ def _allow_chunks(masking: ModuleType) -> tuple[str, Callable[..., bool]]:
 
 
 def _hand_over(paged: type) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """A wrapped `update` that hands over the cache; in some versions, models call `update`, which gathers K and V."""
+    """Wrap the cache's `update` to hand over the cache instead of gathering K and V, if models call `update`."""
     original = _attribute(paged, "update")
     parameters = list(inspect.signature(original).parameters)
     if parameters[-2:] == ["read_index", "write_index"]:  # called by attention functions only

@@ -1,7 +1,7 @@
-"""Defaults of the host's continuous batching, changed if our attention is chosen and the user sets nothing.
+"""Defaults of the host's continuous batching, which change if our attention is chosen and the user sets nothing.
 
 Each call of `generate_batch` captures its graphs anew, with two passes of the model for each graph.  Graphs pay for
-decodes, whose sizes recur, and not for batches with prompts, whose sizes hardly ever do.
+decodes, whose sizes recur.  They do not pay for batches with prompts, whose sizes hardly ever recur.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ GRAPHS = (
 def changes(
     api: ModuleType, names: tuple[str, ...], attribute: Callable[[Any, str], Any]
 ) -> list[tuple[Any, str, Any]]:
-    """Replacements (owner, name, value) for the host's managers; attribute(owner, name) raises if a name is missing."""
+    """Return replacements (owner, name, value) of attributes of the host.
+
+    names: our names of attention implementations.  attribute: getattr that raises RuntimeError if a name is missing.
+    """
     mixin, manager = attribute(api, "ContinuousMixin"), attribute(api, "ContinuousBatchingManager")
     resolve = "resolve_continuous_batching_config"
     found = [
@@ -57,7 +60,10 @@ def _capture_decodes(original: Callable[..., Any], names: tuple[str, ...]) -> Ca
 
 
 def _leave_out_warmup(original: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """A wrapped generate_batch without warm-up, which captures all sizes: a call meets few sizes of decodes."""
+    """Wrap generate_batch to leave out the warm-up, unless the user asks for it or for graphs of prompts.
+
+    The warm-up captures decodes of all sizes, but a call meets few of these sizes.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -85,14 +91,14 @@ def _compile_ahead(original: Callable[..., None], names: tuple[str, ...]) -> Cal
 
 
 def _by_block_table(config: Any) -> bool:
-    """Whether decodes will come with block tables, which distinguish decodes from batches with prompts."""
+    """Whether decodes will come with block tables, by which they are told from batches with prompts."""
     kinds = getattr(config, "layer_types", None)
     full = {*kinds} == {"full_attention"} if kinds else getattr(config, "sliding_window", None) is None
     return full and torch.cuda.is_available()
 
 
 def _is_open(settings: Any, config: Any) -> bool:
-    """Whether the user leaves graphs to the host, and asks for neither sizes of graphs nor torch.compile."""
+    """Whether the user sets nothing that concerns CUDA graphs: use_cuda_graph, a padding interval or torch.compile."""
     sizes = settings.q_padding_interval_size or settings.kv_padding_interval_size
     compiles = [getattr(settings, name, None) for name in COMPILES]
     asks = sizes or any(compiles) or getattr(config, "compile_config", None)
