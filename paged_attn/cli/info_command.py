@@ -1,7 +1,7 @@
 """`paged-attn info`: installed versions, the device, kernels in use, and hosts.
 
-Most answers take milliseconds.  The command imports torch, which takes seconds, only to find a ROCm GPU and to tell
-whether a newer Triton has been tried.
+Most answers take milliseconds.  The command imports torch, which takes seconds, in two cases only: to find a ROCm GPU,
+and to tell whether a Triton newer than those known has been tried.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VARIABLES = {
 
 
 class DialectState(NamedTuple):
-    """A dialect of kernels, and whether calls use it on this machine."""
+    """A dialect or plain torch, whether calls use it on this machine, and why."""
 
     name: str
     on: bool
@@ -81,7 +81,7 @@ def info(as_json: bool) -> None:
 
 
 def dialects(found: machine.Found | None, triton: str | None) -> list[DialectState]:
-    """State of each dialect and of plain torch, as the library will decide at the first call."""
+    """State of each dialect and of plain torch, by the rules that the library applies at the first call."""
     has_triton = triton is not None
     plain = machine.in_torch(found, has_triton)
     torch = DialectState("torch", plain, _why_in_torch(found, has_triton))
@@ -107,7 +107,7 @@ def dialects(found: machine.Found | None, triton: str | None) -> list[DialectSta
 
 
 def _why_in_torch(found: machine.Found | None, triton: bool) -> str:
-    """Reason why plain torch serves all or some calls, or why it serves none."""
+    """Reason why plain torch serves all calls, some or none."""
     if machine.asked() == "torch":
         return "PAGED_ATTN_DIALECT asks for it"
     if machine.interpreted(triton):

@@ -1,4 +1,4 @@
-"""This machine's GPU and torch build, found without importing torch, which takes seconds."""
+"""This machine's GPU and torch build, found without importing torch, which takes seconds, except on ROCm."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76  # numbers of CUdevice_attribute
 
 
 class Torch(NamedTuple):
-    """CUDA or HIP version that torch was built for, from torch's version.py."""
+    """CUDA or HIP version for which torch was built, from torch's version.py.  Both are None in a build for CPUs."""
 
     cuda: str | None
     hip: str | None
 
 
 class Found(NamedTuple):
-    """A GPU: its name, and the fields of platform.Device."""
+    """A GPU: its name, then the fields of platform.Device."""
 
     name: str
     arch: str
@@ -43,7 +43,7 @@ def gpu(build: Torch) -> Found | None:
 
 
 def asked() -> str:
-    """The dialect that PAGED_ATTN_DIALECT names, or "interpreter" by TRITON_INTERPRET; "" if neither is set."""
+    """PAGED_ATTN_DIALECT in lower case.  If it is not set, "interpreter" if TRITON_INTERPRET is on, else ""."""
     said = os.environ.get("PAGED_ATTN_DIALECT", "").lower()
     interpret = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
     return said or ("interpreter" if interpret else "")
@@ -55,7 +55,7 @@ def interpreted(triton: bool) -> bool:
 
 
 def in_torch(found: Found | None, triton: bool) -> bool:
-    """Whether calls run in plain torch: if asked for, or by default without a GPU or without Triton."""
+    """Whether all calls run in plain torch, as asked, or because there is no GPU or no Triton."""
     return asked() == "torch" or (not interpreted(triton) and (found is None or not triton))
 
 
@@ -70,7 +70,7 @@ def _asked_of_torch() -> Found | None:
 
 
 def _asked_of_cuda() -> Found | None:
-    """The first GPU by CUDA's driver, which obeys CUDA_VISIBLE_DEVICES like torch."""
+    """The first GPU of CUDA's driver, which obeys CUDA_VISIBLE_DEVICES as torch does."""
     try:
         cuda = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError:

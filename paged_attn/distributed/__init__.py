@@ -1,7 +1,7 @@
 """Keys over ranks: each rank has some keys of every sequence, and a group of processes joins the results of all ranks.
 
-The folder imports public functions, checks, dialects, launching and kernels/common/exchange.py.  Adapters may import
-it.  A new way to exchange states is a file beside peers.py and a branch of `merging.merge`.
+This folder imports api.py and layers below it; adapters import this folder.  A new way to exchange states is a file
+beside peers.py and a branch of `merging.merge`.
 """
 
 from .attention import paged_attention

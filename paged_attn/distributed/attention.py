@@ -55,10 +55,10 @@ def paged_attention(
             With "own", rank r has the r-th of `world` equal parts of the heads, and the call gathers all heads.
         give: heads that each rank returns, as in merge.  "heads" suits a rank's part of the output projection.
         sinks: [heads], all heads on every rank; counted once.
-        out: [tokens, given heads, value_dim]; written and returned.  None: a new tensor, with the dtype of q, or
-            bfloat16 for fp8 queries.
+        out: [tokens, given heads, value_dim]; written and returned.  None: a new tensor with the dtype of q, or with
+            bfloat16 if q is fp8.
         return_lse: also return the log-sum-exps over all keys.
-        check: as in paged_attention.  True also checks that lengths and options are equal on all ranks.
+        check: as in paged_attention.  A checked call also checks that lengths and options are equal on all ranks.
         options: other keywords of paged_attention, except those that shard refuses.
 
     Returns: as merge.
@@ -91,7 +91,7 @@ def paged_attention(
     return merge(own, lse, group, sinks, give, into=out, return_lse=return_lse)
 
 
-# Options that may be tensors of integers, whose numbers must be equal on all ranks.
+# Options that may be tensors of integers, and must then have equal contents on all ranks.
 ALIKE = ("causal", "window_size", "prefix_lens", "spans", "qq_mask", "query_positions")
 
 
@@ -106,7 +106,7 @@ def _agree(
 ) -> None:
     """Raise ValueError if lengths or options differ between ranks.
 
-    Every rank compares the same names, also those of options that it was not given: an all-gather needs equal sizes.
+    The all-gather needs equal sizes.  Every rank therefore hashes the same names, None for options that it lacks.
     """
     others = {name: value for name, value in options.items() if name not in (*ALIKE, "score_mod_args")}
     plain = sorted((name, _named(value)) for name, value in others.items())
@@ -116,7 +116,7 @@ def _agree(
 
 
 def _named(value: Any) -> str:
-    """Return a text that is equal on all ranks for equal options: a function's name, and no numbers of a tensor."""
+    """Return a text that is equal on all ranks for equal options.  For functions, their names; tensors are not read."""
     if isinstance(value, Tensor):
         return "a tensor"
     function = getattr(value, "fn", value)

@@ -1,7 +1,7 @@
-"""merge: one exchange of the states of all ranks, then each rank joins the rows that it returns.
+"""merge: ranks exchange their states once, then each rank joins the rows that it returns.
 
-States travel as float32.  Collectives and Peers join them in the order of the ranks, by the same arithmetic.  Every
-rank thus gets the bits that `merge_states` gives in one process.
+States travel as float32.  After a collective and between Peers, they are joined in the order of the ranks, by the same
+arithmetic.  Every rank thus gets the bits that `merge_states` gives in one process.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def merge(
 def _sizes(
     out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor | None, give: str, world: int, peers: Peers | None
 ) -> Sizes:
-    """Check a merge's arguments, as far as the host knows them, and return its sizes."""
+    """Check the arguments of a merge, but not the contents of tensors, and return its sizes."""
     door = Door()
     if peers is not None and peers.why_not is None:
         door.device, door.first = peers.device, "group"
@@ -95,7 +95,7 @@ def _sizes(
     if into is not None:
         door.sizes["given heads"] = given
         door.tensor("into", into, ("tokens", "given heads", "head_dim"), FLOAT)
-        # peers' rows may be joined into `into` while this rank still sends rows of `out`
+        # with Peers, some programs write joined rows to `into` while other programs still send rows of `out`
         no_overlap("into", into, out=out, lse=lse)
     device_of(out.device)
     return Sizes(tokens, heads, given, dims, world)
@@ -105,7 +105,7 @@ def by_collective(
     out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor, merged: Tensor | None, sizes: Sizes, group: Any,
     rank: int,
 ) -> None:  # fmt: skip
-    """Exchange packed states in one all-to-all, or in one all-gather if ranks return all heads; then join them."""
+    """Exchange packed states by an all-to-all, or by an all-gather if every rank returns all heads; then join them."""
     halves: Any = importlib.import_module(".packing" if device_of(out.device).in_torch else ".steps", __package__)
     sent = halves.packed(out, lse, sizes)
     came = groups.exchange(sent, group) if sizes.given < sizes.heads else groups.gather(sent[0], group)

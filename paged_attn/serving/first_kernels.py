@@ -14,12 +14,15 @@ from paged_attn.serving.trace import Request
 
 
 def prepare(requests: Sequence[Request], sizes: Sizes, device: torch.device, processes: int | None) -> Summary:
-    """Compile the kernels in parallel processes; nothing happens where kernels are interpreted."""
+    """Compile the kernels in parallel processes.  Nothing happens if calls are interpreted or run in plain torch.
+
+    processes: None stands for one process for each processor.
+    """
     return compile_for(model_of(sizes), batches(requests, sizes), device, processes)
 
 
 def batches(requests: Sequence[Request], sizes: Sizes) -> Iterator[Lengths]:
-    """Each step as a batch.  Steps do not depend on results of attention, so they are known beforehand."""
+    """Yield the lengths of each step.  Steps do not depend on results of attention, so they are known beforehand."""
     for step in sizes.planned(requests):
         queries = [part.query_len for part in step.parts]
         keys = [part.seq_len for part in step.parts]
@@ -28,7 +31,7 @@ def batches(requests: Sequence[Request], sizes: Sizes) -> Iterator[Lengths]:
 
 
 def model_of(sizes: Sizes) -> Model:
-    """What the demo's calls have in common."""
+    """Return what all calls of the demo have in common."""
     return Model(
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,

@@ -1,4 +1,4 @@
-"""The free list of cache pages, without knowledge of sequences or tensors."""
+"""The free list of cache pages, which knows neither sequences nor tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class OutOfPages(RuntimeError):
 
 
 class Pages:
-    """`total` pages, handed out last-freed first, so that a sequence's pages are soon scattered over the cache."""
+    """`total` pages.  Pages freed last are taken first, so a sequence's pages are soon scattered over the cache."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
@@ -39,7 +39,7 @@ class Pages:
         return taken
 
     def give(self, pages: Iterable[int]) -> None:
-        """Give pages back, all or none; `ValueError` for one that is free already, given twice, or not of the cache."""
+        """Give pages back.  `ValueError`, and no change, if a page is free already, given twice or not in the cache."""
         pages = list(pages)
         seen: set[int] = set()
         for page in pages:
