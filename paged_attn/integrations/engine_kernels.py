@@ -34,7 +34,8 @@ from paged_attn.records.formats import is_scaled
 VARIABLE = "PAGED_ATTN_PREPARE"
 SECONDS = 600.0  # longest wait of a first call for kernels: a hundred times what many processors need
 LATER = "paged_attn: kernels will be compiled when a call first needs them: {}: {}"
-OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}  # added to Models
+# Host -> fields of Model that all its layers are assumed to have in `prepare_for`.
+OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}
 _done: set[Served | Padded] = set()  # kinds of layers seen before: a host may make its builders more than once
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def alibi_sqrt(score, query_pos, key_pos, head, slopes):  # type: ignore[no-untyped-def]
-    """Add -slope * sqrt(query_pos - key_pos) to a score, float32; visible keys after the query get no bias."""
+    """Add -slope * sqrt(query_pos - key_pos) to a float32 score.  Visible keys after the query get no bias."""
     behind = tl.maximum(query_pos - key_pos, 0).to(tl.float32)
     return score - tl.load(slopes + head) * tl.sqrt(behind)
 

@@ -28,8 +28,9 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attend from q [tokens, heads, head_dim]; return (out, lse [tokens, heads] float32 or None).
 
-    If `new` is true, k and v [tokens, kv_heads, head_dim] are new keys and values, and there is no cache.  If
-    `symmetric` is true, ALiBi also lowers scores of keys after a query.  `names` translates argument names in errors.
+    `given` has further arguments, as `bind` returns them.  If `new` is true, k and v [tokens, kv_heads, head_dim] are
+    new keys and values, and there is no cache.  If `symmetric` is true, ALiBi also lowers scores of keys after a query.
+    `names` translates argument names in errors.
     """
     causal, window = given.get("dynamic_causal", given.get("causal", False)), window_of(given)
     causal = causal.bool() if isinstance(causal, Tensor) else bool(causal)

@@ -1,6 +1,6 @@
 """Argument orders of FlashAttention's versions: find the order of a call, and give its arguments this library's names.
 
-The types of positional arguments and the keywords tell the order.  Nothing reads a device.
+The types of positional arguments and the keywords tell the order.  Contents of tensors on a GPU are not read.
 """
 
 from __future__ import annotations

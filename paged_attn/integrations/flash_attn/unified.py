@@ -12,7 +12,7 @@ from .orders import bind
 
 
 def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Tensor:
-    """Attention of ragged queries over pages, in vLLM's and AITER's orders.
+    """Attention of ragged queries over pages, with the argument order of vLLM or AITER.
 
     Args:
         q: [tokens, heads, head_dim].
@@ -27,7 +27,8 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
         causal: True, False, or bool [seqs].
         window_size: (left, _).  A query sees `left` keys before it and, if it is not causal, `left` keys after it.
         mm_prefix_range: [seqs, R, 2] int32 | int64; ranges (first, last), both included, whose tokens see each other.
-            A range of one token or none has no effect.  mm_prefix_clamp_sliding_window: the window applies in ranges.
+            A range of one token or none has no effect.
+        mm_prefix_clamp_sliding_window: whether the window also hides keys inside ranges.
         rswa_prefix_lens: [seqs]; number of first keys that stay visible behind a window of rswa_window keys, the
             query's own included.  This window replaces window_size.  Calls must be causal, without ranges and slopes.
         chunk_lookback: number of earlier chunks that a query sees beside its own, in place of the window.  Chunks have

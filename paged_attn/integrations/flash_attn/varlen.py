@@ -36,13 +36,13 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
     Causal masks and windows are aligned to the last key: query i of n sees positions up to lens - n + i, inclusive.
 
     Args:
-        q: [tokens, heads, head_dim] float16 | bfloat16 | float32, or fp8 with out or a bfloat16 result.
+        q: [tokens, heads, head_dim] float16 | bfloat16 | float32, or fp8 with bfloat16 results unless out is given.
         k, v: [pages, page_size, kv_heads, head_dim] with a table, dtype of q or fp8.  Without a table, [total_k,
             kv_heads, head_dim], sequence s in rows cu_seqlens_k[s] ... cu_seqlens_k[s + 1] - 1, or [seqs, max_len,
             kv_heads, head_dim] with seqused_k.  The last axis of v, and of results, may have another size.
         cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32.
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
-        seqused_q: [seqs] int32; number of queries that count, from the first of each sequence.  Other rows are zeros.
+        seqused_q: [seqs] int32; number of first queries of each sequence that count.  Rows of other queries are zeros.
         seqused_k: [seqs] int32; keys of each sequence, instead of the differences of cu_seqlens_k.
         block_table: [seqs, max_pages] int32 | int64, also named page_table.  Entries past the last key may hold
             anything.

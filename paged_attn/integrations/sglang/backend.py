@@ -153,7 +153,7 @@ def _refuse_runner(runner: Any) -> None:
 
 
 def window_of(layer: Any) -> tuple[int, int]:
-    """window_size of a layer.  SGLang's window, too, does not count the query's own key; -1 and None mean no window."""
+    """Return window_size for a layer.  SGLang's window does not count the query's own key; -1 or None is no window."""
     before = layer.sliding_window_size
     return (-1, -1) if before is None or before == -1 else (before, 0)
 

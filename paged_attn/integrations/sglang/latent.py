@@ -62,7 +62,7 @@ class LatentBackend(Backend):
     def _store(self, k: Tensor, v: Tensor | None, k_rope: Tensor | None, layer: Any, batch: Any) -> None:
         """Store latents and rotated parts, given in one or two tensors.
 
-        The pool takes no scale.  For an fp8 pool, they are divided by the scale here.
+        The pool takes no scale, so this method divides by the layer's scale if the pool is fp8.
         """
         where = KVWriteLoc.for_batch(batch)
         if layer.k_scale is not None and self.token_to_kv_pool.dtype.itemsize == FP8_BYTES:

@@ -106,7 +106,7 @@ def _keys(
     if cum_seq_k is None:
         raise NotImplementedError("paged_attn as torch's flash attention: cum_seq_k is None without a block_table")
     lens = cum_seq_k[1:] - cum_seq_k[:-1] if seqused_k is None else seqused_k
-    # Kernels read new keys (k_new) in place.  Batch-invariant calls take none: here their keys become pages.
+    # Kernels read new keys (k_new) in place.  Batch-invariant calls take no new keys, so their keys are read as pages.
     if seqused_k is None and not invariant and query.shape[0] == key.shape[0] and same(cum_seq_q, cum_seq_k):
         return Keys(key.unsqueeze(1), value.unsqueeze(1), lens[:, None], new=True), lens
     rows = max_q * (query.shape[1] // max(key.shape[1], 1))

@@ -308,7 +308,7 @@ class Impl(AttentionImpl):
         return {} if self.fp8 is None else {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
-        """Whether vLLM may fuse quantisation of results into attention: to e4m3 with one scale, and without ranks."""
+        """Whether vLLM may fuse quantisation into attention: to e4m3 with one scale, unless ranks share the keys."""
         from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
 
         return bool(quant_key == kFp8StaticTensorSym) and self.ranks == 1  # ranks exchange float32

@@ -42,7 +42,7 @@ class Builder(frame.MLACommonMetadataBuilder):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any, **more: Any) -> None:
         self.shard = host.shard_of(vllm_config, kv_cache_spec)
-        # Masks go by positions in whole sequences, so ranks can serve causal decodes of several query tokens.
+        # Masks go by positions in whole sequences, so a rank masks its own keys correctly for several query tokens.
         more = {"supports_dcp_with_varlen": True} | more
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, **more)
         most = self.reorder_batch_threshold or 1
