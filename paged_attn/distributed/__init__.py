@@ -1,7 +1,7 @@
 """Keys over ranks: each rank has some keys of every sequence, and a group of processes joins the results of all ranks.
 
-This folder imports api.py and layers below it; adapters import this folder.  A new way to exchange states is a file
-beside peers.py and a branch of `merging.merge`.
+The folder imports api.py and layers below it.  Adapters may import the folder.
+A new way to exchange states is a file beside peers.py and a branch of `merging.merge`.
 """
 
 from .attention import paged_attention

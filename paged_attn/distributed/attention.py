@@ -64,7 +64,7 @@ def paged_attention(
     Returns: as merge.
 
     Raises:
-        ValueError: as paged_attention and merge; in a checked call also names the numbers that differ between ranks.
+        ValueError: as paged_attention and merge; in a checked call also names what differs between ranks.
         TypeError: as paged_attention and merge.
         RuntimeError: as merge.
     """

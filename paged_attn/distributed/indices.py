@@ -89,7 +89,7 @@ def page_table(whole: Tensor, page_size: int, shard: Shard) -> Tensor:
     rank, world, stripe = shard
     if stripe % page_size:
         raise refused("shard[2]", f"a multiple of page_size = {page_size}", stripe)
-    pages = stripe // page_size  # in a stripe
+    pages = stripe // page_size  # pages of a stripe
     number = torch.arange(own_lens(whole.shape[1], (rank, world, pages)), device=whole.device)
     return whole[:, (number // pages * world + rank) * pages + number % pages]
 

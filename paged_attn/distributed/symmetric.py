@@ -62,7 +62,7 @@ def _try(count: int, device: torch.device, group: Any) -> Shared | str:
 
 
 def _first(own: list[Any], group: Any) -> str | None:
-    """Return the first reason of any rank against sharing, equal on all ranks; None: there is none.
+    """Return the first reason against sharing, which is the same on all ranks; None if there is none.
 
     own: [reason of this rank or None, (host, device) of this rank or None].
     """

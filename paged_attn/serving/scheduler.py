@@ -4,7 +4,7 @@ The rules, in order, for a step of at most `budget` tokens:
 
 1. Every sequence past its prompt decodes one token, in order of admission.
 2. Prompts that have been started go on in chunks, in order of admission, as far as the budget reaches.
-3. Waiting requests are admitted in order of arrival while budget, seats (`max_seqs`) and pages allow.  A request needs
+3. Waiting requests are admitted in order of arrival while the budget, `max_seqs` and free pages allow.  A request needs
    free pages for all its known tokens, and takes these pages at once.
 
 So only a decode can lack a page, when its last page is full.  Then the sequence admitted last is preempted: it gives

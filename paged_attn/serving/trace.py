@@ -31,7 +31,7 @@ class Request:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Log-normal distribution of lengths in tokens with this median and mean, cut off at `longest`."""
+    """Log-normal distribution of lengths in tokens with this median and mean, clamped to `longest`."""
 
     median: float
     mean: float

@@ -28,7 +28,7 @@ UNKNOWN = host.check(AttentionImpl, AttentionMetadataBuilder, CommonAttentionMet
 
 @dataclasses.dataclass
 class Metadata(AttentionMetadata):
-    """Arguments of write_kv and paged_attention: the first fields by vLLM's names, the others by ours."""
+    """What calls of write_kv and paged_attention need of a batch.  The first fields have vLLM's names."""
 
     num_actual_tokens: int
     max_query_len: int
