@@ -1,6 +1,6 @@
 """The `paged-attn` command: a file per verb.
 
-A file holds a verb's options and its output.  Heavy modules are imported when the verb runs: `--help` needs no torch.
+A file has a verb's options and its output.  Heavy modules are imported when the verb runs, so `--help` needs no torch.
 Modules of the library do the work.  A new verb is a file and a line in group.py.
 """
 

@@ -1,4 +1,4 @@
-"""`paged-attn bench`: the benchmark of the checkout in which the package lies."""
+"""`paged-attn bench`: the benchmarks of the clone in which the package lies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
     if not {"-h", "--help"}.isdisjoint(arguments) and not _in_checkout():
         click.echo(context.get_help())
         return
-    options = of_checkout("benchmarks.options").parse(arguments)  # --help ends here, without torch
+    options = of_checkout("benchmarks.options").parse(arguments)  # with --help it exits, before torch is imported
     of_checkout("benchmarks.__main__").run(options)
 
 
 def of_checkout(module: str) -> ModuleType:
-    """Import a module of the checkout's benchmarks; no wheel has them, because they use cases of the tests."""
+    """Import a module of the clone's benchmarks.  Wheels do not have them, because they use cases of the tests."""
     if not _in_checkout():
         raise click.UsageError(
             "benchmarks need a clone: they are part of the repository, not of the package; run `make bench` there"

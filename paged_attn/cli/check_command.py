@@ -16,7 +16,7 @@ from paged_attn.cli.printing import console, here, name_of, print_json
 def check(as_json: bool) -> None:
     """Test this installation on this device: a few calls against the reference.
 
-    Exit status 1 if one differs.
+    Exit status 1 if a call differs.
     """
     from paged_attn import selftest
 

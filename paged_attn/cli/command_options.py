@@ -1,4 +1,4 @@
-"""Options that several verbs share: element types, devices, models, and JSON."""
+"""Options that several verbs share: dtypes, devices, models, and JSON."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ALIASES |= {f"{prefix}{name}": name for prefix in ("fp8_", "float8_") for name i
 
 
 class Dtype(click.Choice[str]):
-    """One of a few element types, also under the names that torch and engines use."""
+    """One of a few dtypes, which may also have the name that torch or an engine uses."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(ALIASES.get(value, value), param, ctx)
 
 
 class DeviceName(click.ParamType):
-    """A device by a name of gpus.py, or one of `others`; this machine need not have the device."""
+    """Name of a device: one that gpus.py knows, or one of `others`.  This machine need not have the device."""
 
     name = "device"
 
@@ -55,13 +55,13 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, and 
 
 
 def device(help: str, *others: str) -> Decorated:
-    """The option --device NAME."""
+    """The option --device NAME.  others: further names that are accepted."""
     names = ", ".join(["h200", "b200", "sm90", "sm90:132", *others])
     return click.option("--device", type=DeviceName(*others), metavar="NAME", help=f"{help}  {names} ...")
 
 
 def option_of(argument: Argument) -> Decorated:
-    """The option for a row of the table of arguments; the row's check decides its type."""
+    """The option for a row of the table of arguments.  The check in this row decides the type of the option."""
     rule, *limits = argument.check
     name = f"--{argument.name.replace('_', '-')}"
     if rule == "boolean":
@@ -114,7 +114,7 @@ MODEL: tuple[Decorated, ...] = (
 
 
 class OfModel(click.Command):
-    """A verb with the options of `MODEL`; if --window has one number, the error says which two numbers to give."""
+    """A verb with the options of `MODEL`.  If --window gets a single number, the error says which two to give."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
@@ -137,7 +137,7 @@ def of_model(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of an element type's name."""
+    """The torch dtype for a name of `Dtype`; uint8 for int4."""
     import torch
 
     full = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "int4": "uint8"}.get(name, name)

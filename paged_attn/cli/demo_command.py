@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from paged_attn.serving.demo import ServedStep, Sizes
     from paged_attn.serving.trace import Request
 
-# Defaults: a few requests of a small model on a CPU, hundreds of requests on a GPU.
-# Tokens of the cache are `cache`.  All lengths are scaled down to a mean prompt of `mean`; None leaves them unscaled.
+# Defaults: a few requests of a small model on a CPU, hundreds of requests on a GPU.  `cache` is the number of slots in
+# the cache.  All lengths are scaled down to prompts of about `mean` tokens on average; None: unscaled.
 CPU: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=64, dtype="float32", layers=1, requests=24, budget=64)
 CPU |= dict(max_seqs=16, cache=512, mean=40, step_seconds=0.25, checked=0, bucket=1)
 GPU: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", layers=2, requests=512, budget=4096)
@@ -60,8 +60,8 @@ def demo(as_json: bool, **given: Any) -> None:
     """Serve a traffic mix over a paged cache, and check every step against the reference.
 
     Requests arrive as in a trace, by default one drawn from the distributions of Azure's conversation trace.  Prompts
-    are prefilled in chunks beside the decodes of others.  Kernels are compiled first, side by side.  Exit status 1 if
-    any step differs.
+    are prefilled in chunks beside decodes of other requests.  Kernels are compiled first, in parallel.  Exit status 1
+    if any step differs.
     """
     output = Path(given.pop("output"))
     _check_output(output)
@@ -98,7 +98,7 @@ def demo(as_json: bool, **given: Any) -> None:
 
 
 def _check_output(path: Path) -> None:
-    """Check that the picture can be written, before the run takes minutes."""
+    """Check that the picture can be written, before minutes are spent on the run."""
     if importlib.util.find_spec("matplotlib") is None:
         raise click.ClickException("the picture needs matplotlib: pip install matplotlib")
     folder = next(folder for folder in path.absolute().parents if folder.exists())
@@ -107,7 +107,7 @@ def _check_output(path: Path) -> None:
 
 
 def _requests(chosen: dict[str, Any], people: Console) -> list[Request]:
-    """Read the first requests of the trace, scale their lengths as asked or to suit the device, and print a line."""
+    """Return the first requests of the trace, with lengths scaled as asked or to suit the device; print a line."""
     from paged_attn.serving import trace
 
     path, wanted = chosen.get("trace"), chosen["requests"]
@@ -124,7 +124,7 @@ def _requests(chosen: dict[str, Any], people: Console) -> list[Request]:
 
 
 def _sizes(chosen: dict[str, Any], requests: list[Request]) -> Sizes:
-    """Return the sizes that the options ask for.  Raises UsageError if the scheduler cannot serve the requests so."""
+    """Return the sizes that the options ask for.  Raises UsageError if the scheduler cannot serve the requests."""
     from paged_attn.serving.demo import Sizes
 
     dtype = torch_dtype(chosen["dtype"])
@@ -172,7 +172,7 @@ def _compile(
 
 
 def _watched(steps: Iterator[ServedStep], requests: int, people: Console) -> Iterator[ServedStep]:
-    """Pass steps on, and show a live bar on a terminal, or elsewhere a line every few seconds."""
+    """Yield the steps, and show progress: a live bar on a terminal, elsewhere a line every few seconds."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     tokens = 0

@@ -44,7 +44,11 @@ def explain(as_json: bool, **given: Any) -> None:
 
 
 def _sorted(lines: list[tuple[str, str]]) -> dict[str, Any]:
-    """Lines as a dict; lines of a launch, and of work beside a launch, are nested under "launches"."""
+    """Return lines as a dict.
+
+    Lines of a launch, or of a group of sequences in plain torch, are a dict in the list "launches".  Lines of work
+    beside a launch are nested in it under "beside".
+    """
     found: dict[str, Any] = {"launches": []}
     part: dict[str, Any] = found
     for name, text in lines:
@@ -61,7 +65,7 @@ def _sorted(lines: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _numbers(question: Any) -> dict[str, Any]:
-    """Counted bytes, operations and seconds as numbers, in place of their lines."""
+    """Return counted bytes, operations and seconds as numbers, beside the lines that tell them in words."""
     from paged_attn.explain.question import memory, operations, seconds
 
     moved, useful = memory(question), operations(question)

@@ -1,4 +1,4 @@
-"""The command group: its verbs, and their common settings."""
+"""The command `paged-attn`: its verbs, and their common settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPLETION = 'Completion of words in a shell: eval "$(_PAGED_ATTN_COMPLETE=bash_
 
 
 class Verbs(click.Group):
-    """Lists its verbs in the order of VERBS, each with its whole first sentence."""
+    """A group whose help lists the verbs in the order of VERBS, each with the whole first sentence of its help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

@@ -1,7 +1,7 @@
 """`paged-attn info`: installed versions, the device, kernels in use, and hosts.
 
-Most answers take milliseconds.  The command imports torch, which takes seconds, only to find a ROCm GPU and to tell
-whether a newer Triton has been tried.
+Most answers take milliseconds.  The command imports torch, which takes seconds, in two cases only: to find a ROCm GPU,
+and to tell whether a Triton newer than those known has been tried.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VARIABLES = {
 
 
 class DialectState(NamedTuple):
-    """A dialect of kernels, and whether calls use it on this machine."""
+    """A dialect or plain torch, whether calls use it on this machine, and why."""
 
     name: str
     on: bool
@@ -84,7 +84,7 @@ def info(as_json: bool) -> None:
 
 
 def dialects(found: Found | None, triton: str | None) -> list[DialectState]:
-    """State of each dialect and of plain torch, as the library will decide at the first call."""
+    """State of each dialect and of plain torch, by the rules that the library applies at the first call."""
     has_triton = triton is not None
     plain = in_torch(found, has_triton)
     torch = DialectState("torch", plain, _why_in_torch(found, has_triton))
@@ -110,7 +110,7 @@ def dialects(found: Found | None, triton: str | None) -> list[DialectState]:
 
 
 def _why_in_torch(found: Found | None, triton: bool) -> str:
-    """Reason why plain torch serves all or some calls, or why it serves none."""
+    """Reason why plain torch serves all calls, some or none."""
     if dialect_asked() == "torch":
         return "PAGED_ATTN_DIALECT asks for it"
     if interpreted(triton):
@@ -176,14 +176,14 @@ MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76  # numbers of CUdevice_attribute
 
 
 class Torch(NamedTuple):
-    """CUDA or HIP version that torch was built for, from torch's version.py."""
+    """CUDA or HIP version for which torch was built, from torch's version.py.  Both are None in a build for CPUs."""
 
     cuda: str | None
     hip: str | None
 
 
 class Found(NamedTuple):
-    """A GPU: its name, and the fields of platform.Device."""
+    """A GPU: its name, then the fields of platform.Device."""
 
     name: str
     arch: str
@@ -206,7 +206,7 @@ def gpu(build: Torch) -> Found | None:
 
 
 def dialect_asked() -> str:
-    """The dialect that PAGED_ATTN_DIALECT names, or "interpreter" by TRITON_INTERPRET; "" if neither is set."""
+    """PAGED_ATTN_DIALECT in lower case.  If it is not set, "interpreter" if TRITON_INTERPRET is on, else ""."""
     said = os.environ.get("PAGED_ATTN_DIALECT", "").lower()
     interpret = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
     return said or ("interpreter" if interpret else "")
@@ -218,7 +218,7 @@ def interpreted(triton: bool) -> bool:
 
 
 def in_torch(found: Found | None, triton: bool) -> bool:
-    """Whether calls run in plain torch: if asked for, or by default without a GPU or without Triton."""
+    """Whether all calls run in plain torch, as asked, or because there is no GPU or no Triton."""
     return dialect_asked() == "torch" or (not interpreted(triton) and (found is None or not triton))
 
 
@@ -233,7 +233,7 @@ def _asked_of_torch() -> Found | None:
 
 
 def _asked_of_cuda() -> Found | None:
-    """The first GPU by CUDA's driver, which obeys CUDA_VISIBLE_DEVICES like torch."""
+    """The first GPU of CUDA's driver, which obeys CUDA_VISIBLE_DEVICES as torch does."""
     try:
         cuda = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError:

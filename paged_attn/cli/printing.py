@@ -1,6 +1,6 @@
 """Output of verbs: tables of names and texts for people, JSON for programs.
 
-Functions that print import rich; --help does not need it.
+Functions that print tables import rich, which takes time that `--help` does not need.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def console(as_json: bool) -> Console:
-    """A console for people: standard output, or standard error if standard output is for JSON."""
+    """Console for people: on standard output, or on standard error if standard output is for JSON."""
     from rich.console import Console
 
     return Console(soft_wrap=True, stderr=as_json, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """Print JSON on standard output, which then has nothing else."""
+    """Print JSON on standard output, on which the verb prints nothing else."""
     click.echo(json.dumps(value, indent=2))
 
 
 def print_rows(rows: Iterable[tuple[str, str]], to: Console | None = None) -> None:
-    """Print rows (name, text); a long text wraps inside its own column."""
+    """Print rows (name, text).  A long text wraps inside its own column.  to: None is standard output."""
     from rich.console import Console
     from rich.table import Table
 
@@ -39,12 +39,12 @@ def print_rows(rows: Iterable[tuple[str, str]], to: Console | None = None) -> No
     table.add_column()
     for name, text in rows:
         table.add_row(name, text)
-    wide = None if sys.stdout.isatty() else 200  # a file has no width
+    wide = None if sys.stdout.isatty() else 200  # columns: a file has no width of its own
     (to or Console(width=wide, highlight=False)).print(table)
 
 
 def here() -> torch.device:
-    """The device on which calls of this process run."""
+    """The device on which verbs of this process make calls."""
     import torch
 
     from paged_attn.launching.platform import INTERPRET

@@ -1,7 +1,7 @@
 """Keys over ranks: each rank has some keys of every sequence, and a group of processes joins the results of all ranks.
 
-The folder imports public functions, checks, dialects, launching and kernels/common/exchange.py.  Adapters may import
-it.  A new way to exchange states is a file beside peers.py and a branch of `attention.merge`.
+The folder imports api.py and layers below it.  Adapters may import the folder.
+A new way to exchange states is a file beside peers.py and a branch of `attention.merge`.
 """
 
 from .attention import merge, paged_attention

@@ -1,8 +1,8 @@
 """Attention over keys that are divided among ranks: a rank's attention to its own keys, then the merge.
 
-The merge is one exchange of the states of all ranks; then each rank joins the rows that it returns.  States travel as
-float32.  Collectives and Peers join them in the order of the ranks, by the same arithmetic.  Every rank thus gets the
-bits that `merge_states` gives in one process.
+In the merge, ranks exchange their states once, then each rank joins the rows that it returns.  States travel as
+float32.  After a collective and between Peers, they are joined in the order of the ranks, by the same arithmetic.
+Every rank thus gets the bits that `merge_states` gives in one process.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def paged_attention(
             With "own", rank r has the r-th of `world` equal parts of the heads, and the call gathers all heads.
         give: heads that each rank returns, as in merge.  "heads" suits a rank's part of the output projection.
         sinks: [heads], all heads on every rank; counted once.
-        out: [tokens, given heads, value_dim]; written and returned.  None: a new tensor, with the dtype of q, or
-            bfloat16 for fp8 queries.
+        out: [tokens, given heads, value_dim]; written and returned.  None: a new tensor with the dtype of q, or with
+            bfloat16 if q is fp8.
         return_lse: also return the log-sum-exps over all keys.
-        check: as in paged_attention.  True also checks that lengths and options are equal on all ranks.
+        check: as in paged_attention.  A checked call also checks that lengths and options are equal on all ranks.
         options: other keywords of paged_attention, except those that shard refuses.
 
     Returns: as merge.
 
     Raises:
-        ValueError: as paged_attention and merge; in a checked call also names the numbers that differ between ranks.
+        ValueError: as paged_attention and merge; in a checked call also names what differs between ranks.
         TypeError: as paged_attention and merge.
         RuntimeError: as merge.
     """
@@ -101,7 +101,7 @@ def paged_attention(
     return merge(own, lse, group, sinks, give, into=out, return_lse=return_lse)
 
 
-# Options that may be tensors of integers, whose numbers must be equal on all ranks.
+# Options that may be tensors of integers, and must then have equal contents on all ranks.
 ALIKE = ("causal", "window_size", "prefix_lens", "spans", "qq_mask", "query_positions")
 
 
@@ -116,7 +116,7 @@ def _agree(
 ) -> None:
     """Raise ValueError if lengths or options differ between ranks.
 
-    Every rank compares the same names, also those of options that it was not given: an all-gather needs equal sizes.
+    The all-gather needs equal sizes.  Every rank therefore hashes the same names, None for options that it lacks.
     """
     others = {name: value for name, value in options.items() if name not in (*ALIKE, "score_mod_args")}
     plain = sorted((name, _named(value)) for name, value in others.items())
@@ -126,7 +126,7 @@ def _agree(
 
 
 def _named(value: Any) -> str:
-    """Return a text that is equal on all ranks for equal options: a function's name, and no numbers of a tensor."""
+    """Return a text that is equal on all ranks for equal options.  For functions, their names; tensors are not read."""
     if isinstance(value, Tensor):
         return "a tensor"
     function = getattr(value, "fn", value)
@@ -193,7 +193,7 @@ def merge(
 def _sizes(
     out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor | None, give: str, world: int, peers: Peers | None
 ) -> Sizes:
-    """Check a merge's arguments, as far as the host knows them, and return its sizes."""
+    """Check the arguments of a merge, but not the contents of tensors, and return its sizes."""
     door = Door()
     if peers is not None and peers.why_not is None:
         door.device, door.first = peers.device, "group"
@@ -208,7 +208,7 @@ def _sizes(
     if into is not None:
         door.sizes["given heads"] = given
         door.tensor("into", into, ("tokens", "given heads", "head_dim"), FLOAT)
-        # peers' rows may be joined into `into` while this rank still sends rows of `out`
+        # with Peers, some programs write joined rows to `into` while other programs still send rows of `out`
         no_overlap("into", into, out=out, lse=lse)
     device_of(out.device)
     return Sizes(tokens, heads, given, dims, world)
@@ -218,7 +218,7 @@ def by_collective(
     out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor, merged: Tensor | None, sizes: Sizes, group: Any,
     rank: int,
 ) -> None:  # fmt: skip
-    """Exchange packed states in one all-to-all, or in one all-gather if ranks return all heads; then join them."""
+    """Exchange packed states by an all-to-all, or by an all-gather if every rank returns all heads; then join them."""
     halves: Any = importlib.import_module(".packing" if device_of(out.device).in_torch else ".steps", __package__)
     sent = halves.packed(out, lse, sizes)
     came = groups.exchange(sent, group) if sizes.given < sizes.heads else groups.gather(sent[0], group)

@@ -1,4 +1,4 @@
-"""Process groups, in the forms that callers give; collectives over them; the check that ranks have equal numbers."""
+"""Process groups from the forms in which callers give them, collectives, and a check that ranks have equal values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..checks.options import kind, refused
 
 
 def process_group(group: Any) -> Any:
-    """Return the process group of a ProcessGroup, a DeviceMesh or Peers; None stands for all processes."""
+    """Return the process group of a ProcessGroup, a DeviceMesh or Peers.  None: the group of all processes."""
     if group is None:
         return dist.group.WORLD
     if hasattr(group, "process_group"):
@@ -49,7 +49,11 @@ def exchange(x: Tensor, group: Any) -> Tensor:
 
 
 def agree(group: Any, **numbers: Tensor | Any) -> None:
-    """Raise ValueError if a rank has other numbers than this rank.  Costs a host sync and an all-gather of hashes."""
+    """Raise ValueError naming the first value that differs between a rank and this rank.
+
+    Values are tensors of integers, or anything with an equal repr on all ranks.  The call costs a host sync and an
+    all-gather of hashes.
+    """
     names, own = list(numbers), [_hash(value) for value in numbers.values()]
     device = next((x.device for x in numbers.values() if isinstance(x, Tensor)), torch.device("cpu"))
     everybody = gather(torch.tensor(own, dtype=torch.int64, device=device), group).tolist()
@@ -61,7 +65,10 @@ def agree(group: Any, **numbers: Tensor | Any) -> None:
 
 
 def _hash(value: Any) -> int:
-    """Return a hash, equal in every process, of a tensor's integers in order, or of another value's text; sums wrap."""
+    """Return a hash of a tensor's integers in their order, or of another value's repr, that is equal in every process.
+
+    Sums and products wrap around at 64 bits.
+    """
     if not isinstance(value, Tensor):
         text = repr(value).encode()
         value = torch.frombuffer(bytearray(text or b" "), dtype=torch.uint8)

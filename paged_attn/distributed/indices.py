@@ -4,9 +4,9 @@ All functions are plain torch without a host sync, as in `paged_attn.step`.
 
 For keys that lie over ranks: `own_lens`, `own_positions`, `slots` and `page_table`.
 
-For prompts over ranks: `zigzag` and `gathered_table`.  Every rank gathers all keys, which are then a paged cache
-without a copy, and computes two chunks of query tokens, one from the prompt's beginning and one from its end.  All
-ranks thus have equal work.  The two chunks are two sequences of a batch.
+For prompts over ranks: `zigzag` and `gathered_table`.  Every rank gathers all keys, which it reads as a paged cache
+without another copy.  It computes two chunks of query tokens, as two sequences of a batch: one chunk from the first
+half of the prompt, and its mirror image from the second half.  All ranks thus have equal work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Shard = tuple[int, int, int]
 
 
 def own_lens(lengths: IntOrTensor, shard: Shard) -> IntOrTensor:
-    """Number of a rank's own keys among the first `lengths` keys of a sequence.
+    """Number of a rank's own keys among the first `lengths` keys of each sequence.
 
     Args:
         lengths: an int, or a tensor of integers of any shape.  0 or less gives 0.

@@ -1,6 +1,6 @@
-"""Packing of states for an exchange: its sizes, which are equal on all ranks, and packing and joining in plain torch.
+"""Sizes of an exchange, which are equal on all ranks, and packing and joining of states in plain torch.
 
-A state is a row's result over one rank's keys, and its log-sum-exp.  The rank that returns a row owns it.
+A state is the result and the log-sum-exp of a row over one rank's keys.  The owner of a row is a rank that returns it.
 `steps.packed` and `steps.unpacked` pack and join by kernels.
 """
 
@@ -15,27 +15,27 @@ from ..planning.dialects import torch_dialect
 from ..records.formats import cdiv
 
 GIVES = ("heads", "all")
-MAX_PROGRAMS = 128  # programs of an exchange between Peers; all run at the same time, as each waits for other ranks
-MAX_RANKS = 128  # ranks of Peers: a program has a thread for each rank
+MAX_PROGRAMS = 128  # programs of an exchange between Peers, which must all run at once: each waits for other ranks
+MAX_RANKS = 128  # ranks of Peers: a program has 128 threads, and needs one for each rank
 
 
 class Sizes(NamedTuple):
-    """What decides the launches of a merge; equal on all ranks."""
+    """Sizes that decide the launches of a merge.  They are equal on all ranks."""
 
     tokens: int
-    heads: int  # of a rank's results before the exchange
+    heads: int  # heads of a rank's results before the exchange
     given: int  # heads that a rank returns
     dims: int  # width of results
-    world: int  # ranks
+    world: int  # number of ranks
 
 
 def fours_of(sizes: Sizes) -> int:
-    """Return ceil(rows of a block / 4): each block is padded to groups of four rows and so begins on 16 bytes."""
+    """Return ceil(rows of a block / 4).  Blocks are padded to a multiple of 4 rows, so that each begins on 16 bytes."""
     return cdiv(sizes.tokens * sizes.given, 4)
 
 
 def packed_shape(sizes: Sizes) -> tuple[int, int]:
-    """Return (blocks, float32 of a block): a block for each owner; a row has `dims` results and a log-sum-exp."""
+    """Return (blocks, float32 numbers in a block): there is a block for each owner, with `dims` + 1 numbers a row."""
     return sizes.heads // sizes.given, 4 * fours_of(sizes) * (sizes.dims + 1)
 
 
@@ -49,7 +49,7 @@ def packed(out: Tensor, lse: Tensor, sizes: Sizes) -> Tensor:
 
 
 def unpacked(into: Tensor, merged: Tensor | None, came: Tensor, sinks: Tensor | None, sizes: Sizes, rank: int) -> None:
-    """Join blocks `came` [world, ...] into results `into` [tokens, given, dims] and, if given, LSEs `merged`."""
+    """Join the ranks' blocks `came` [world, ...] into `into` [tokens, given, dims], and LSEs into `merged` if given."""
     rows = sizes.tokens * sizes.given
     outs = came[:, : rows * sizes.dims].reshape(-1, sizes.tokens, sizes.given, sizes.dims)
     lses = came[:, rows * sizes.dims :].reshape(-1, sizes.tokens, sizes.given)

@@ -27,21 +27,21 @@ class Peers:
     Every rank of the group makes one Peers, with equal arguments, before it captures CUDA graphs.  All layers of a
     model use this Peers, on one stream.
 
-    A merge is then one launch.  Each program stores its rows in the memory of their owners, raises a flag there, waits
-    for the flags of other ranks, and joins.  Eager merges and replays of CUDA graphs may follow each other in any order
-    that is equal on every rank.
+    A merge is then one launch.  Each program stores rows in the memory of the ranks that return them, raises a flag
+    there, waits for the flags of other ranks, and joins.  Eager merges and replays of CUDA graphs may follow each other
+    in any order that is equal on every rank.
 
-    Collectives of the process group serve all other merges: results of another width than `head_dim`, and merges in
-    which a rank returns more than `max_tokens * heads` rows.  If ranks do not reach each other's memory, collectives
-    serve every merge, and `why_not` has the reason.
+    Collectives of the process group serve merges that do not fit: results of another width than `head_dim`, and more
+    than `max_tokens * heads` rows that a rank returns.  If ranks do not reach each other's memory, collectives serve
+    every merge, and `why_not` has the reason.
 
     Args:
         process_group: a torch.distributed process group or a DeviceMesh of one dimension.  None: all processes.
         max_tokens: upper bound on the query tokens of a merge.
         heads: upper bound on the query heads that a rank returns (`give` of merge).
         head_dim: width of results.
-        timeout: seconds that a rank waits for another rank.  A merge that waits longer gives NaN, and every later merge
-            raises RuntimeError.  The CUDA context stays usable.
+        timeout: seconds that a rank waits for another rank.  A merge that waits longer gives NaN, as do merges that are
+            already launched, and replays of graphs.  Later calls raise RuntimeError.  The CUDA context stays usable.
         device: device of the results.  None: the current CUDA device, or the CPU if there is no CUDA device or kernels
             are interpreted.
     """
@@ -74,7 +74,7 @@ class Peers:
 
     def _size(self, max_tokens: int, heads: int, head_dim: int, timeout: float) -> None:
         self.timeout, self._dims = timeout, head_dim
-        self._room = -(-max_tokens * heads // 4) * 4  # rows that one rank may return, a multiple of 4
+        self._room = -(-max_tokens * heads // 4) * 4  # rows that a rank may return, rounded up to a multiple of 4
         blocks, flags = 2 * self.world * self._room * (head_dim + 1), 2 * self.world * MAX_PROGRAMS
         self._count = blocks + flags
         if self.world > MAX_RANKS:
@@ -84,10 +84,11 @@ class Peers:
             raise refused("max_tokens", limit, f"{max_tokens} for {self.world} ranks")
 
     def _begin(self, own: Tensor, addresses: Sequence[int]) -> None:
-        """Keep this rank's memory `own`, which holds zeros, and the address of every rank's memory."""
+        """Keep this rank's memory `own`, which holds zeros, and the addresses of all ranks' memory."""
         self._own = own
         self._addresses = tuple(addresses)
-        # Each program's turn, 0 or 1 in alternate calls, then FAILED, which is 1 once a rank did not answer.
+        # Each program's turn, which is 0 and 1 in alternate calls, then FAILED, which becomes 1 when a rank does not
+        # answer.
         self._turns = torch.zeros(MAX_PROGRAMS + 1, dtype=torch.int32, device=own.device)
         self._process = os.getpid()
         self._word = torch.zeros(1, dtype=torch.int32, pin_memory=own.is_cuda)
@@ -101,8 +102,8 @@ class Peers:
     ) -> list[Peers]:
         """Return a Peers for each of `world` ranks in one process on one device, for tests.
 
-        The memory of each rank is a slice of one tensor.  For each rank, callers call `exchange` with phase "send" and
-        with phase "receive".  In each merge, every rank must send before any rank receives.
+        The memory of each rank is a slice of one tensor.  In each merge, callers first call `exchange` of every rank
+        with phase "send", then `exchange` of every rank with phase "receive".
         """
         made = []
         for rank in range(world):
@@ -117,14 +118,14 @@ class Peers:
         return made
 
     def holds(self, sizes: Sizes) -> bool:
-        """Whether a merge of these sizes fits into the memory of peers; else collectives serve it."""
+        """Whether a merge of these sizes fits into the shared memory.  If not, collectives serve it."""
         return self.why_not is None and sizes.dims == self._dims and sizes.tokens * sizes.given <= self._room
 
     def exchange(
         self, out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor, merged: Tensor | None, sizes: Sizes,
         phase: str = "both",
     ) -> None:  # fmt: skip
-        """Join the states of all ranks into `into` [tokens, given, dims], and log-sum-exps into `merged` or None.
+        """Join the results of all ranks into `into` [tokens, given, dims] and, if given, log-sum-exps into `merged`.
 
         phase: "send" stores this rank's rows, "receive" waits for rows and joins them, "both" does both in one launch.
         """

@@ -1,4 +1,4 @@
-"""Launches of an exchange, with their arguments: pack and join around a collective, or one launch between Peers."""
+"""Launches of an exchange, with their arguments: two around a collective, or a single one between Peers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..records import layout
 from ..records.formats import cdiv
 from .packing import MAX_PROGRAMS, MAX_RANKS, Sizes, fours_of, packed_shape
 
-ELEMENTS = 512  # float32 that a program handles at a time: 16 bytes of each of its 128 threads
+ELEMENTS = 512  # float32 numbers that a program handles at a time: 16 bytes for each of its 128 threads
 WARPS = 4
 
 
 class Way(NamedTuple):
-    """Memory of Peers, as the launches of one rank address it."""
+    """What the launches of one rank must know of the memory of Peers."""
 
-    addresses: Sequence[int]  # addresses of every rank's memory, this rank's included
+    addresses: Sequence[int]  # of all ranks' memory, in the order of the ranks
     rank: int
-    room: int  # rows of a block, upper bound
+    room: int  # rows for which a block has memory
     word: int  # address of the pinned int32 in which a kernel names an absent rank to the host
     timeout: int  # nanoseconds
 
@@ -44,7 +44,7 @@ def pack(sent: Any, out: Any, lse: Any, sizes: Sizes) -> Step:
 
 
 def unpack(into: Any, merged: Any, came: Any, sinks: Any, sizes: Sizes, rank: int) -> Step:
-    """Step to join all ranks' blocks `came` into results `into` [tokens, given, dims] and LSEs `merged`, if given."""
+    """Step that joins the ranks' blocks `came` into `into` [tokens, given, dims] and, if given, LSEs into `merged`."""
     exchange = _compiled(sizes)
     shape = heads_of(sizes.given, sizes.dims)
     args = (layout.rows(into), merged, came, fours_of(sizes), sinks, sizes.tokens, rank, exchange, shape)
@@ -55,8 +55,8 @@ def unpack(into: Any, merged: Any, came: Any, sinks: Any, sizes: Sizes, rank: in
 def to_peers(tensors: Sequence[Any], way: Way, sizes: Sizes, **more: Any) -> Step:
     """Step that exchanges and joins in one launch, between Peers.
 
-    tensors: joined results and log-sum-exps (or None), this rank's results and log-sum-exps, sinks (or None), and the
-        programs' turns with FAILED.
+    tensors: joined results, joined log-sum-exps or None, this rank's results, its log-sum-exps, sinks or None, and the
+        programs' turns with FAILED (Peers._turns).
     """
     into, merged, out, lse, sinks, turns = tensors
     exchange = _compiled(sizes, ROOM=way.room, FLAGS=MAX_PROGRAMS, THREADS=MAX_RANKS, **more)
@@ -71,7 +71,7 @@ def to_peers(tensors: Sequence[Any], way: Way, sizes: Sizes, **more: Any) -> Ste
 
 
 def launches_of(tensors: Sequence[Any], device: torch.device, way: Way, sizes: Sizes, more: dict[str, Any]) -> Launches:
-    """Return the one launch of a merge through peers."""
+    """Return the single launch of a merge between Peers.  tensors: as in `to_peers`.  more: fields of Exchange."""
     with arguments_for(tensors) as held:
         return Launches([to_peers(held, way, sizes, **more)], device)
 
@@ -87,7 +87,7 @@ def packed(out: Tensor, lse: Tensor, sizes: Sizes) -> Tensor:
 
 
 def unpacked(into: Tensor, merged: Tensor | None, came: Tensor, sinks: Tensor | None, sizes: Sizes, rank: int) -> None:
-    """Join all ranks' blocks `came` into results `into` [tokens, given, dims] and, if given, LSEs `merged`."""
+    """Join the ranks' blocks `came` into `into` [tokens, given, dims] and, if given, LSEs into `merged`."""
     tensors = [into, merged, came, sinks]
     _launch(tensors, lambda into, merged, came, sinks: unpack(into, merged, came, sinks, sizes, rank))
 

@@ -1,8 +1,8 @@
-"""Memory that all ranks of a host can write: torch's symmetric memory, which only this file touches.
+"""Memory that all ranks of one host can write: torch's symmetric memory, which only this file calls.
 
 torch says that the interface of symmetric memory "may change without notice".  If the interface is not as expected, or
-ranks do not reach each other's memory, `share` returns the reason, and merges use collectives.  Kernels use addresses
-of peers alone: multicast is switched off before memory is shared.
+ranks do not reach each other's memory, `share` returns the reason, and merges use collectives.  Kernels need no
+multicast, so it is switched off before memory is shared, unless NO_MULTICAST is set already.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
 class Shared(NamedTuple):
-    """Memory of this rank, and the address of every rank's memory, this rank's included."""
+    """Memory of this rank, and the addresses of all ranks' memory, in the order of the ranks."""
 
     own: Tensor
     addresses: list[int]
-    handle: Any  # keeps the memory of peers mapped
+    handle: Any  # torch's handle, which keeps the memory of peers mapped
 
 
 def _module() -> Any:
-    """Return torch's module of symmetric memory; None if it lacks a function that this file calls."""
+    """Return torch's module of symmetric memory; None if torch lacks it, or a function in it that is called here."""
     try:
         import torch.distributed._symmetric_memory as found
     except ImportError:
@@ -35,9 +35,10 @@ def _module() -> Any:
 
 
 def share(count: int, device: torch.device, group: Any) -> Shared | str:
-    """Share `count` float32 zeros of each rank among all ranks, or return why ranks cannot share memory.
+    """Make memory of `count` float32 zeros on each rank that all ranks can write, or return why they cannot share any.
 
-    Every rank of the group calls this function with an equal count.  All ranks share memory, or all get one reason.
+    Every rank of the group calls this function with an equal count.  Either all ranks share memory, or all return the
+    same reason.
     """
     found = _first([_why_not_here(device), _where(device)], group) or _try(count, device, group)
     if isinstance(found, Shared):
@@ -55,13 +56,13 @@ def _try(count: int, device: torch.device, group: Any) -> Shared | str:
         own = symmetric.empty(count, dtype=torch.float32, device=device)
         handle = symmetric.rendezvous(own, group)
         shared = Shared(own, [int(x) for x in handle.buffer_ptrs], handle)
-    except Exception as found:  # of any kind: other ranks wait for this rank's answer
+    except Exception as found:  # whatever it is, because other ranks wait for this rank's answer
         error = f"torch could not share memory: {type(found).__name__} {found}"
     return _first([error, None], group) or shared or ""
 
 
 def _first(own: list[Any], group: Any) -> str | None:
-    """Return the first reason of any rank against sharing, equal on all ranks; None: there is none.
+    """Return the first reason against sharing, which is the same on all ranks; None if there is none.
 
     own: [reason of this rank or None, (host, device) of this rank or None].
     """
@@ -77,7 +78,7 @@ def _first(own: list[Any], group: Any) -> str | None:
 
 
 def _where(device: torch.device) -> tuple[Any, Any]:
-    """Return (host, device) of this rank; all containers of a host give the same host."""
+    """Return (host, device) of this rank.  All containers of a machine give the same host."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             host = file.read().strip()
@@ -89,7 +90,7 @@ def _where(device: torch.device) -> tuple[Any, Any]:
 
 
 def _why_not_here(device: torch.device) -> str | None:
-    """Return why this rank cannot share memory, as far as it knows without other ranks; None: nothing is against it."""
+    """Return a reason against sharing that this rank finds without other ranks; None if it finds none."""
     if device.type != "cuda" or torch.version.hip:
         return f"memory is shared between CUDA devices, not on {device}"
     others = [i for i in range(torch.cuda.device_count()) if i != device.index]

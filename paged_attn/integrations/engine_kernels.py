@@ -1,7 +1,8 @@
 """Kernels of an engine, compiled before its first request, for every host that knows its sizes beforehand.
 
-A host says what it serves.  If several processes of a machine want equal kernels, one process compiles and the rest
-wait.  If all kernels are on disk, nothing is compiled: their files are looked up.
+A host says which calls it serves.  `ready` waits for kernels, `begin` does not.  If all kernels are on disk, nothing
+is planned or compiled: a manifest names their files.  If several processes of a machine call `ready` for equal kernels,
+one process compiles and the others wait.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.formats import is_scaled
 
 VARIABLE = "PAGED_ATTN_PREPARE"
-SECONDS = 600.0  # that a first call waits for kernels, at most: a hundred times what many processors need
+SECONDS = 600.0  # longest wait of a first call for kernels: a hundred times what many processors need
 LATER = "paged_attn: kernels will be compiled when a call first needs them: {}: {}"
-OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}  # fields of all layers' models
-_done: set[Served | Padded] = set()  # what this process has asked for: a host may make its builders more than once
+# Host -> fields of Model that all its layers are assumed to have in `prepare_for`.
+OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}
+_done: set[Served | Padded] = set()  # kinds of layers seen before: a host may make its builders more than once
 
 
 def ready(
@@ -43,10 +45,12 @@ def ready(
 ) -> Summary | None:  # fmt: skip
     """Compile the kernels of usual steps and wait; compile all other kernels in the background; report in one line.
 
-    Nothing happens where kernels are interpreted, where VARIABLE is 0, and on devices other than CUDA's.  An error is
-    only reported: kernels are then compiled when a call first needs them.
+    Nothing happens if VARIABLE is 0, if kernels are interpreted, if calls run in plain torch, or on a device other than
+    CUDA's.  An error is only reported: kernels are then compiled when a call first needs them.
 
-    Returns: numbers of kernels and of those compiled now, and seconds.  None: nothing was to be done.
+    served: returns the kinds of layers.  tell, warn: write a line to the host's log.
+
+    Returns: numbers of kernels and of those compiled now, and seconds.  None: nothing was to be done, or an error came.
     """
     if not wanted(device):
         return None
@@ -69,7 +73,7 @@ def ready(
 class Begun:
     """Kernels that forked processes compile while this process goes on; a thread of this process collects the results.
 
-    A fork starts with torch and Triton imported, which takes a new process seconds.  The forks use no CUDA.
+    A fork has torch and Triton imported already; a new process would need seconds for it.  The forks use no CUDA.
     """
 
     def __init__(self, asked: Asked, work: list[ModelBatches], tell: Callable[[str], object],
@@ -78,7 +82,7 @@ class Begun:
         self._done = threading.Event()
         count = sum(len(one.batches) for one in work)
         self._pool = Pool(asked.device, asked.local, min(processors(), count), forked=True)
-        with warnings.catch_warnings():  # Python 3.12 warns of threads; locks that a child needs survive (locks.py)
+        with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads; locks.py keeps locks usable
             warnings.simplefilter("ignore", DeprecationWarning)
             self._tasks = self._pool.begin(work, lambda items, *_: items)
         threading.Thread(target=self._hear, name="paged_attn.prepare", daemon=True).start()
@@ -108,9 +112,9 @@ def begin(
     served: Callable[[], Iterable[Padded]], device: torch.device | Device, tell: Callable[[str], object],
     warn: Callable[[str], object],
 ) -> Begun | None:  # fmt: skip
-    """Start to compile the kernels and return while the host goes on; conditions and errors are as in ready().
+    """Start to compile the kernels without waiting for them.  Conditions, errors and arguments are as in ready().
 
-    Returns: an object to wait for before the first launch, or None.
+    Returns: an object to wait for before the first launch.  None: nothing is being compiled.
     """
     if not wanted(device) or "fork" not in multiprocessing.get_all_start_methods():
         return None
@@ -131,12 +135,12 @@ def begin(
 
 
 def _on_the_cpu() -> AbstractContextManager[object]:
-    """Make tensors on the CPU even if torch's default device is a GPU, which forked processes cannot use."""
+    """A scope in which new tensors are on the CPU: forked processes cannot use a GPU that is torch's default device."""
     return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def _few(work: ModelBatches, facts: Device) -> ModelBatches:
-    """Reduce the batches to those that need all kernels; processes do so themselves for more than CHUNK batches."""
+    """Reduce the batches to some that together need all kernels; the pool reduces more than CHUNK batches itself."""
     return work if len(work.batches) > CHUNK else work._replace(batches=distinct(work.model, work.batches, facts))
 
 
@@ -155,7 +159,7 @@ def wanted(device: torch.device | Device) -> bool:
 
 
 def _prepare(asked: Asked) -> tuple[Summary, bool]:
-    """Return what was done, and whether another process goes on with the remaining kernels."""
+    """Compile the kernels of usual steps; return what was done, and whether another process compiles all others."""
     count = manifest.found(asked)
     if count is not None:
         return Summary(count, 0, 0.0), False
@@ -172,8 +176,7 @@ def _prepare(asked: Asked) -> tuple[Summary, bool]:
 def prepare_for(host: str, told: dict[str, Any], drafts: int, device: Device | None) -> Summary:
     """Compile the kernels that a host's plug-in will ask for, for one kind of layers, into Triton's cache.
 
-    told: keywords of paged_attn.prepare().  drafts: draft tokens of a decode.  Without a device, the GPU of this
-    machine counts.
+    told: keywords of paged_attn.prepare().  drafts: draft tokens of a decode.  Without a device, this machine's GPU.
     """
     given, sizes = dict(told), {name: told[name] for name in ("max_seqs", "max_tokens", "max_seqlen")}
     given["score_mod"] = named(given.get("score_mod"), given.get("score_mod_args", ()))

@@ -1,7 +1,7 @@
 """Find installed hosts, and whether the adapters here fit their versions, without importing a host.
 
-An adapter is a subpackage of this package.  A probe knows only versions; whether an adapter works is certain once its
-`register()` has run.
+An adapter is a subpackage of this package.  A probe looks only at versions.  Whether an adapter works is certain only
+when the host calls it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Probe(NamedTuple):
 
     host: str
     version: str | None  # None: not installed
-    fits: bool | None  # None: no adapter, no host, or a version that nobody tried
+    fits: bool | None  # None: there is no adapter or no host, or the host is newer than the known versions
     says: str
 
 
 def transformers() -> Probe:
-    """The adapter fits some versions only, because continuous batching differs between versions."""
+    """Probe of transformers.  The adapter fits known versions only: continuous batching differs between versions."""
     return _within("transformers", "transformers", "transformers", (5, 17), (5, 24))
 
 
@@ -39,7 +39,7 @@ def sglang() -> Probe:
 
 
 def flash_attn() -> Probe:
-    """The adapter stands in for the module, also if no flash_attn is installed."""
+    """Probe of the module flash_attn.  The adapter stands in for the module, even if the module is not installed."""
     version = _version("flash-attn", "flash_attn")
     if version is None:
         return Probe("flash_attn", None, None, "not installed; integrations.flash_attn.install() stands in for it")
@@ -47,7 +47,7 @@ def flash_attn() -> Probe:
 
 
 def torch_varlen() -> Probe:
-    """torch's varlen_attn, which looks into torch's list of attention implementations."""
+    """Probe of torch's varlen_attn, which takes kernels from torch's list of attention implementations."""
     version = _version("torch", "torch")
     if version is None:
         return Probe("torch varlen_attn", None, None, "not installed")
@@ -70,7 +70,10 @@ def _within(host: str, package: str, adapter: str, first: tuple[int, int], last:
 
 
 def _from(host: str, packages: tuple[str, ...], first: tuple[int, ...], last: tuple[int, ...]) -> Probe:
-    """Probe for an adapter that checks the host's signatures, and so decides itself about versions after `last`."""
+    """Probe for an adapter that checks the host's code itself, and so decides about versions after `last`.
+
+    packages: names under which the host may be installed; the first one found counts.
+    """
     versions = [v for v in (_version(package, host) for package in packages) if v is not None]
     if not versions:
         return Probe(host, None, None, "not installed")
@@ -97,19 +100,22 @@ def _found(host: str, package: str, adapter: str) -> Probe:
 
 
 def _adapted(probe: Probe, adapter: str) -> Probe:
-    """The probe, or the probe with a remark if there is no such adapter."""
+    """Return the probe.  If there is no such adapter, `fits` is None and `says` tells so."""
     if (HERE / adapter / "__init__.py").exists():
         return probe
     return probe._replace(fits=None, says=f"{probe.version}; there is no adapter for it here")
 
 
 def _number(version: str, parts: int = 2) -> tuple[int, ...]:
-    """(5, 17) of "5.17.0"."""
+    """First numbers of a version: (5, 17) for "5.17.0"."""
     return tuple(int(x) for x in re.findall(r"\d+", version)[:parts])
 
 
 def _version(package: str, module: str) -> str | None:
-    """Version of a package; None if its module cannot be found: an uninstalled package may leave metadata behind."""
+    """Version of a package; UNKNOWN if the package has no metadata.
+
+    None: its module cannot be found.  Metadata alone may be left over from an uninstalled package.
+    """
     if not _origin(module):
         return None
     try:

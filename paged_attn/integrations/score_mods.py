@@ -1,7 +1,7 @@
 """Score modifiers of models that hosts serve.
 
 - `alibi_sqrt`: ALiBi of square roots (Step).
-- `temperature`: a temperature by position (Grok).  It applies after the softcap, so softmax_scale cannot express it.
+- `temperature`: a temperature by position (Grok).  It applies after the softcap, so scaled queries cannot express it.
 - `chunks_back`: a query sees its own chunk of positions and some chunks before it (vLLM's chunk_lookback).
 """
 
@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def alibi_sqrt(score, query_pos, key_pos, head, slopes):  # type: ignore[no-untyped-def]
-    """Add -slope * sqrt(query_pos - key_pos) to a score, float32; visible keys after the query get no bias."""
+    """Add -slope * sqrt(query_pos - key_pos) to a float32 score.  Visible keys after the query get no bias."""
     behind = tl.maximum(query_pos - key_pos, 0).to(tl.float32)
     return score - tl.load(slopes + head) * tl.sqrt(behind)
 
@@ -29,7 +29,7 @@ def temperature(score, query_pos, key_pos, head, length, per_log):  # type: igno
 
 
 def modifier(length: int) -> dict[str, Any]:
-    """Grok's temperature as keywords of paged_attention."""
+    """Grok's temperature as keywords of paged_attention.  length: last position whose scores stay as they are."""
     return {"score_mod": temperature, "score_mod_args": (length, 1 / math.log2(length))}
 
 
@@ -43,10 +43,10 @@ def chunks_back(score, query_pos, key_pos, head, size, lookback):  # type: ignor
 
 
 def look_back(lookback: int, window: int, causal: bool) -> dict[str, Any]:
-    """Arguments in place of a window: the chunks that a query sees have `window` positions together.
+    """Arguments of flash_attn/common_call.attend: `lookback` + 1 chunks in place of a window of `window` keys.
 
-    A causal query that sees only its own chunk needs no modifier.  All other calls get a modifier, and a window of
-    `size` * (`lookback` + 1) - 1 keys before the query.
+    A query sees its own chunk and `lookback` chunks before it, of equal size.  A causal call without earlier chunks
+    needs no modifier.  All other calls get one, and a window of `size` * (`lookback` + 1) - 1 keys before the query.
     """
     size = window // (lookback + 1)
     if size < 1:

@@ -2,8 +2,8 @@
 
 A step writes random keys and values with `write_kv`, attends with `paged_attention`, and is compared with the
 reference.  The reference reads another cache, filled by the reference's `write_kv`, so a misplaced key shows as well.
-A step takes `step_seconds` of the trace's time, however long it takes here.  `prepare` compiles the kernels of the
-steps before the first step, and no other kernels.
+For arrivals of the trace, a step takes `step_seconds`, however long it takes here.  `prepare` compiles the kernels of
+all steps before the first step, and no other kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paged_attn.serving.trace import Request
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest |out - reference|, and largest ||out - reference|| / ||reference|| of one token's head.
+    """Bounds on |out - reference| of any element, and on ||out - reference|| / ||reference|| of any token's head.
 
     The relative bound is sharper, because outputs shrink with the square root of the context."""
 
@@ -37,8 +37,9 @@ class Tolerance:
     relative: float
 
 
-# Values are normal, so outputs reach about 5, where a bfloat16 step is 2^-5 and a float16 step is 2^-8.  An absolute
-# bound is one step (a store may truncate) plus the error from rounding weights to this type.
+# Values are normal, so outputs reach about 5.  There, neighbouring bfloat16 numbers differ by 2^-5, and neighbouring
+# float16 numbers by 2^-8.  An absolute bound is this difference, because a store may truncate, plus the error of
+# weights that are rounded to the dtype.
 TOLERANCES = {
     torch.float32: Tolerance(2e-5, 1e-5),
     torch.float16: Tolerance(6e-3, 1e-3),
@@ -61,16 +62,16 @@ class Sizes:
     layout: str
     budget: int  # tokens in a step
     max_seqs: int  # sequences in a step
-    step_seconds: float  # of the trace's time
-    checked: int | None  # compared sequences of a step, in all layers together; None: all, in each layer
+    step_seconds: float  # time in the trace that a step takes
+    checked: int | None  # sequences of a step that are compared, in all layers together; None: all, in each layer
     seed: int
-    bucket: int = 1  # bounds on keys are multiples of it, as in engines, so that most calls repeat an earlier kind
+    bucket: int = 1  # max_seqlen_k is a multiple of it, as in engines, so that most steps repeat a kept call
 
-    checked_tokens = 64  # adjacent tokens of each checked sequence, if `checked` is given
+    checked_tokens = 64  # adjacent tokens that are compared of each checked sequence; all, if `checked` is None
 
     @property
     def checked_in_a_layer(self) -> int | None:
-        """Sequences compared in each layer, so that all layers together compare `checked`; None: all."""
+        """Number of sequences that are compared in each layer: `checked` / `layers`, rounded up.  None: all."""
         return None if self.checked is None else -(-self.checked // self.layers)
 
     @property
@@ -90,14 +91,14 @@ class Sizes:
         )
 
     def work(self, parts: list[StepPart]) -> Work:
-        """The least work of attention in a step, all layers together."""
+        """The least work of attention in a step, for all layers together."""
         shape = (self.heads, self.kv_heads, self.head_dim, self.page_size)
         return work_of(parts, *shape, self.dtype.itemsize, self.kv_dtype.itemsize) * self.layers
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Errors of a step's attention against the reference, over all layers, and times."""
+    """Largest errors of a step's attention over all layers, by comparison with the reference, and times."""
 
     max_abs: float
     relative: float
@@ -110,15 +111,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ServedStep:
-    """Numbers and outcome of one step."""
+    """A step that has run: its size, the state of the scheduler, and its outcome."""
 
     prefill_tokens: int
     decode_tokens: int
     running: int  # sequences that hold pages, while the step runs
     waiting: int  # sequences that have arrived and hold no pages
-    pages: int  # in use
-    finished: int  # requests, once the step has run
-    preemptions: int  # since the start
+    pages: int  # pages in use while the step runs
+    finished: int  # requests that need no further step
+    preemptions: int  # number since the start of the run
     seconds: float
     outcome: Outcome
     work: Work
@@ -150,16 +151,17 @@ def serve(requests: Sequence[Request], sizes: Sizes, device: torch.device) -> It
 
 
 class _Layers:
-    """A cache for every layer, and one cache for the reference, in which the pages of the layers follow one another.
+    """A cache for every layer, and one cache for the reference, in which the pages of all layers follow one another.
 
-    One call of the reference thus serves the compared sequences of all layers, because most of its time is the host's.
+    One call of the reference thus serves all layers.  A call for each layer would be slower: most of its time is the
+    CPU's.
     """
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self.sizes, self.device = sizes, device
         form = (sizes.page_size, sizes.kv_heads, sizes.head_dim, sizes.kv_dtype, device)
         self.caches = [Caches.allocate(sizes.layout, sizes.pages, *form) for _ in range(sizes.layers)]
-        # each layer's first page in the reference's cache
+        # id of each layer's first page in the reference's cache
         self.first_pages = [layer * sizes.pages for layer in range(sizes.layers)]
         self.twin = Caches.allocate(sizes.layout, sizes.layers * sizes.pages, *form)
         self.choice = random.Random(sizes.seed)
@@ -172,7 +174,7 @@ class _Layers:
         self.twin.poison([first + page for first in self.first_pages for page in pages])
 
     def step(self, parts: list[StepPart]) -> Outcome:
-        """Run one step over all layers, and the reference over the compared sequences."""
+        """Run one step in all layers, and the reference for the sequences that are compared."""
         sizes = self.sizes
         batch = batch_of(parts, sizes.page_size, self.device, sizes.bucket)
         tokens = len(batch.slot_mapping)
@@ -191,7 +193,7 @@ class _Layers:
         reference_seconds = self._now() - began
 
         if self.stopwatch is not None:
-            # Once more, with compiled kernels and layer after layer, to time the device alone.
+            # Attention again, now that its kernels are compiled, in one layer after another: to time the GPU alone.
             attention_seconds = self.stopwatch.seconds(
                 lambda: [
                     self._attend(paged_attn.paged_attention, q, caches, batch)
@@ -207,7 +209,7 @@ class _Layers:
         drawn: list[tuple[Tensor, Tensor, Tensor]],
         outs: list[Tensor],
     ) -> tuple[float, float]:
-        """The largest absolute and relative error of a step; NaN if any error is NaN."""
+        """(largest absolute error, largest relative error) of a step; NaN if any error is NaN."""
         sizes = self.sizes
         slots = [batch.slot_mapping + first * sizes.page_size for first in self.first_pages]
         _, keys, values = (torch.cat(tensors) for tensors in zip(*drawn))
@@ -267,12 +269,15 @@ class _Layers:
 
 
 def prepare(requests: Sequence[Request], sizes: Sizes, device: torch.device, processes: int | None) -> Summary:
-    """Compile the kernels of all steps in parallel processes; nothing happens where kernels are interpreted."""
+    """Compile the kernels of all steps in parallel processes.  Nothing happens if calls are interpreted or in plain torch.
+
+    processes: None stands for one process for each processor.
+    """
     return compile_for(model_of(sizes), batches(requests, sizes), device, processes)
 
 
 def batches(requests: Sequence[Request], sizes: Sizes) -> Iterator[Lengths]:
-    """Each step as a batch.  Steps do not depend on results of attention, so they are known beforehand."""
+    """Yield the lengths of each step.  Steps do not depend on results of attention, so they are known beforehand."""
     for step in sizes.planned(requests):
         queries = [part.query_len for part in step.parts]
         keys = [part.seq_len for part in step.parts]
@@ -281,7 +286,7 @@ def batches(requests: Sequence[Request], sizes: Sizes) -> Iterator[Lengths]:
 
 
 def model_of(sizes: Sizes) -> Model:
-    """What the demo's calls have in common."""
+    """Return what all calls of the demo have in common."""
     return Model(
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,

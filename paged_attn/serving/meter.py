@@ -1,4 +1,4 @@
-"""Bytes and operations that a step's attention needs, counted from lengths, and the device's measured limits."""
+"""Bytes and operations that a step's attention needs, counted from lengths, and measured limits of the GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_attn.serving.scheduler import StepPart
 
 @dataclass(frozen=True)
 class Work:
-    """The least bytes and the exact floating point operations of attention."""
+    """Bytes that attention must at least move, and its floating point operations."""
 
     bytes: int
     flops: int
@@ -30,7 +30,11 @@ class Work:
 def work_of(
     parts: Iterable[StepPart], heads: int, kv_heads: int, head_dim: int, page_size: int, q_bytes: int, kv_bytes: int
 ) -> Work:
-    """One causal call: live keys and values, page ids, queries and outputs once; 4 flops per visible pair and dim."""
+    """Work of one causal call.
+
+    Bytes count cached keys and values, page ids, queries and outputs once.  There are 4 flops for each visible pair of
+    a query and a key, each query head and each dim.
+    """
     keys = queries = ids = pairs = 0
     for part in parts:
         keys += part.seq_len
@@ -51,10 +55,10 @@ def measured_ceilings(device: torch.device) -> Ceilings:
 
 
 class Stopwatch:
-    """Measures GPU seconds of a function, without the time in which the host prepares launches.
+    """Measures GPU seconds of a function, without the time in which the CPU prepares launches.
 
-    The function should have run before, so that nothing compiles.  A matrix product in front keeps the device busy
-    while the host prepares launches.
+    The function should have run before, so that nothing is compiled.  A matrix product before it keeps the GPU busy
+    while the CPU prepares launches.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Report of a demo run: totals as a table for people and as numbers for programs, and a picture of the steps."""
+"""Report of a demo run: totals as a table for people or as numbers for programs, and a plot of the steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLUE, ORANGE, GREEN, GREY = "#3b6fb6", "#e08a2e", "#3a8f5c", "#8a8a8a"
 
 
 def table(steps: Sequence[ServedStep], sizes: Sizes, tolerance: Tolerance, ceilings: Ceilings | None) -> Table:
-    """The totals of a run.  ceilings: limits of a GPU, for speeds; None on a CPU."""
+    """Table of a run's totals.  ceilings: measured limits of the GPU, with which speeds are compared; None on a CPU."""
     rows = Table(show_header=False, box=None, pad_edge=False, padding=(0, 3, 0, 0))
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column()
@@ -94,7 +94,7 @@ def summary(
 
 
 def plot(steps: Sequence[ServedStep], sizes: Sizes, title: str, path: Path) -> None:
-    """Draw pages in use, tokens of the batch and sequences over the steps, into a file."""
+    """Plot pages in use, tokens of the batch and sequences over the steps, and write the plot to a file."""
     x = range(1, len(steps) + 1)
     figure = Figure(figsize=(10, 8), layout="constrained")
     cache, tokens, sequences = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
@@ -141,7 +141,7 @@ def _layers(sizes: Sizes) -> str:
 
 
 def _worst(steps: Sequence[ServedStep], error: Callable[[ServedStep], float], tolerance: float) -> str:
-    """The largest error and its step; a NaN counts as the largest."""
+    """Text with the largest error and its step.  A NaN counts as the largest error."""
     number, step = max(enumerate(steps, 1), key=lambda s: (error(s[1]) != error(s[1]), error(s[1])))
     worst = error(step)
     verdict = "" if worst <= tolerance else "   [bold red]too large[/]"

@@ -1,17 +1,17 @@
-"""Continuous batching: which tokens of which sequences make up the next step, and which pages they take.
+"""Continuous batching: decide which tokens of which sequences make up the next step, and which pages they take.
 
-Host integers only.
+There are no tensors here.
 
 The rules, in order, for a step of at most `budget` tokens:
 
-1. Every sequence past its prompt decodes one token, oldest first.
-2. Started prompts go on in chunks, oldest first, as far as the budget reaches.
-3. Waiting requests are admitted in order of arrival while budget, seats (`max_seqs`) and pages allow.  A request needs
+1. Every sequence past its prompt decodes one token, in order of admission.
+2. Prompts that have been started go on in chunks, in order of admission, as far as the budget reaches.
+3. Waiting requests are admitted in order of arrival while the budget, `max_seqs` and free pages allow.  A request needs
    free pages for all its known tokens, and takes these pages at once.
 
-So only decoding can run out of pages, at a page's edge.  Then the youngest running sequence is preempted: it gives its
-pages back and waits at the head of the queue.  Once admitted again, it prefills its known tokens anew.  Nobody preempts
-the oldest sequence, so every request finishes.
+So only a decode can lack a page, when its last page is full.  Then the sequence admitted last is preempted: it gives
+its pages back and waits at the head of the queue.  Once admitted again, it prefills its known tokens anew.  The
+sequence admitted first is never preempted, so every request finishes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OutOfPages(RuntimeError):
 
 
 class Pages:
-    """`total` pages, handed out last-freed first, so that a sequence's pages are soon scattered over the cache."""
+    """`total` pages.  Pages freed last are taken first, so a sequence's pages are soon scattered over the cache."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
@@ -57,7 +57,7 @@ class Pages:
         return taken
 
     def give(self, pages: Iterable[int]) -> None:
-        """Give pages back, all or none; `ValueError` for one that is free already, given twice, or not of the cache."""
+        """Give pages back.  `ValueError`, and no change, if a page is free already, given twice or not in the cache."""
         pages = list(pages)
         seen: set[int] = set()
         for page in pages:
@@ -75,11 +75,11 @@ class Pages:
 
 @dataclass(eq=False)
 class Sequence:
-    """A request being served.  The last generated token is never fed back, so it needs no slot."""
+    """A request that is being served.  Its last generated token is never an input, so it needs no slot."""
 
     request: Request
-    known: int  # tokens that exist: the prompt and the generated tokens
-    cached: int = 0  # tokens whose keys and values are in the cache
+    known: int  # number of tokens of the prompt and of generated tokens so far
+    cached: int = 0  # number of tokens whose keys and values are in the cache
     pages: list[int] = field(default_factory=list)
 
     @property
@@ -93,7 +93,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class StepPart:
-    """One sequence's part of a step: its next `query_len` tokens, behind `context_len` cached tokens."""
+    """One sequence's part of a step: its next `query_len` tokens, which follow `context_len` cached tokens."""
 
     sequence: Sequence
     context_len: int
@@ -106,7 +106,7 @@ class StepPart:
 
 
 class Scheduler:
-    """Makes steps from requests: `submit` them, then call `plan` and `complete` in turn until `idle`."""
+    """Makes steps from requests: `submit` requests, then call `plan` and `complete` in turn until `idle`."""
 
     def __init__(self, pages: Pages, page_size: int, budget: int, max_seqs: int) -> None:
         if budget < max_seqs:
@@ -123,7 +123,7 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def submit(self, request: Request) -> None:
-        """Queue a request; `ValueError` if the whole cache could not hold it."""
+        """Append a request to the queue.  `ValueError`: the request needs more pages than the cache has."""
         needed = self._pages_for(request.prompt + request.output - 1)
         if needed > self.pages.total:
             raise ValueError(
@@ -133,7 +133,10 @@ class Scheduler:
         self.waiting.append(Sequence(request, known=request.prompt))
 
     def plan(self) -> tuple[list[StepPart], list[int]]:
-        """The next step, decodes first, and the pages that preemption freed; nothing is cached until `complete`."""
+        """Return (the parts of the next step, decodes first; the pages that preemption freed).
+
+        Tokens of the parts count as cached only after `complete`.
+        """
         freed: list[int] = []
         parts: list[StepPart] = []
         left = self.budget
@@ -159,12 +162,12 @@ class Scheduler:
         return parts, freed
 
     def complete(self, parts: Iterable[StepPart]) -> list[int]:
-        """Account for a step that ran; return the freed pages of finished requests."""
+        """Record that a step has run; return the pages of finished requests, which are freed."""
         freed: list[int] = []
         for part in parts:
             sequence = part.sequence
             sequence.cached = part.seq_len
-            if sequence.cached == sequence.known:  # the step's last token yields the next one
+            if sequence.cached == sequence.known:  # the last known token has run and yields a new token
                 sequence.known += 1
             if sequence.finished:
                 self.running.remove(sequence)
@@ -172,14 +175,17 @@ class Scheduler:
         return freed
 
     def _prefill(self, sequence: Sequence, left: int, parts: list[StepPart]) -> int:
-        """Add the next chunk of a prompt, as far as `left` reaches; return its length."""
+        """Append a prompt's next chunk of at most `left` tokens to `parts`; return the chunk's length."""
         chunk = min(left, sequence.known - sequence.cached)
         if chunk:
             parts.append(StepPart(sequence, sequence.cached, chunk, decode=False))
         return chunk
 
     def _make_room(self, sequence: Sequence) -> list[int]:
-        """Give a decoding sequence the page of its next token, preempting from the youngest; return freed pages."""
+        """Give a decoding sequence a page for its next token if it needs one; return the pages of preempted sequences.
+
+        Sequences admitted last are preempted first, perhaps the decoding sequence itself.
+        """
         freed: list[int] = []
         if sequence.cached < len(sequence.pages) * self.page_size:
             return freed
@@ -208,7 +214,7 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class Planned:
-    """A step that is about to run.  After the run the caller calls `scheduler.complete(parts)`."""
+    """A step that is about to run.  After it has run, the caller calls `scheduler.complete(parts)`."""
 
     scheduler: Scheduler
     parts: list[StepPart]
@@ -224,7 +230,7 @@ class Planned:
 def planned(
     requests: Iterable[Request], *, pages: int, page_size: int, budget: int, max_seqs: int, step_seconds: float
 ) -> Iterator[Planned]:
-    """Every step until all requests are served; a step takes `step_seconds` of the trace's time."""
+    """Yield every step until all requests are served.  For arrivals, each step takes `step_seconds`."""
     scheduler = Scheduler(Pages(pages), page_size, budget, max_seqs)
     arrivals = sorted(requests, key=lambda request: request.arrival)
     submitted, now = 0, 0.0

@@ -1,6 +1,6 @@
-"""Tensors of the demo, in the form that the library takes: a scheduler's step, and the caches of a layer.
+"""Tensors of the demo, in the form that the library takes: the arguments of a step, and the caches of a layer.
 
-Every slot without a live token holds NaN, so that wrong reads show.
+Every slot without a token of a sequence holds NaN, so that wrong reads show.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from paged_attn.serving.scheduler import StepPart
 
-NO_PAGE = 2**31 - 1  # fills the page table past a sequence's last page; a read of such a page leaves the cache
+NO_PAGE = 2**31 - 1  # page id behind a sequence's last page in the page table; no cache has this page
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The arguments of one call of write_kv and of paged_attention."""
+    """Arguments that write_kv and paged_attention take in one step."""
 
     page_table: Tensor  # [seqs, max_pages] int32
     seq_lens: Tensor  # [seqs] int32
@@ -37,10 +37,10 @@ def batch_of(
     bucket: int = 1,
     first_pages: Sequence[int] | None = None,
 ) -> StepBatch:
-    """The batch whose sequence i is part i, with tokens in this order.
+    """Return the batch of these parts: sequence i is part i, and tokens are in the order of the parts.
 
-    The bound on keys, and with it the width of the page table, is rounded up to whole buckets, so that most steps
-    repeat a kind of call.  Pages of part i count from first_pages[i], or from 0.
+    max_seqlen_k, and with it the width of the page table, is rounded up to a multiple of `bucket`, so that most steps
+    repeat a kept call.  If given, `first_pages` has a number for each part, which is added to its page ids.
     """
     longest = rounded_up(max(part.seq_len for part in parts), bucket)
     width = max(-(-longest // page_size), *[len(part.sequence.pages) for part in parts])
@@ -70,8 +70,9 @@ def sample(
 ) -> tuple[list[StepPart], list[int]]:
     """Pick up to `sequences` parts, and a run of up to `tokens` queries from each; return the runs and their rows.
 
-    A decode and a prefill are among the parts, if there are any.  Runs are parts themselves: attention is causal, so a
-    run inside a chunk is attention of fewer queries over fewer keys.  Rows are query tokens of the batch.
+    If there are decodes and prefills, one of each is among the parts, even if `sequences` is 1.  Runs are parts, too:
+    because attention is causal, a run inside a chunk is attention of fewer queries over fewer keys.  Rows are indices
+    of query tokens in the batch.
     """
     starts, row = {}, 0
     for part in parts:
@@ -96,19 +97,19 @@ def sample(
 
 @dataclass(frozen=True)
 class Caches:
-    """Keys and values of one layer in one of the library's layouts."""
+    """Caches of one layer in one of the library's layouts."""
 
     k: Tensor
     v: Tensor
-    kv_layout: str  # the library's argument; ignored for x-packed caches, whose k has 5 axes
+    kv_layout: str  # the library's argument, which it ignores for x-packed caches, because their k has 5 axes
 
     @staticmethod
     def allocate(
         layout: str, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> Caches:
-        """Caches in which every slot is NaN."""
+        """Make caches in which every slot holds NaN.  layout: NHD, HND or x-packed."""
         if layout == "x-packed":
-            x = 16 // dtype.itemsize  # 16 bytes side by side
+            x = 16 // dtype.itemsize  # dims in 16 bytes
             if head_dim % x:
                 raise ValueError(f"x-packed {dtype} wants a head_dim divisible by {x}, got {head_dim}")
             k_shape: tuple[int, ...] = (pages, kv_heads, head_dim // x, page_size, x)
@@ -123,7 +124,7 @@ class Caches:
         return caches
 
     def poison(self, pages: list[int] | slice) -> None:
-        """Fill pages with NaN, written as bits, because not every device can index fp8 tensors."""
+        """Fill pages with NaN.  NaN is written as an integer, because not every device can index fp8 tensors."""
         if pages == []:
             return
         bits = _BITS[self.k.element_size()]

@@ -1,6 +1,6 @@
-"""Requests over time: read from a public trace, or drawn from the distributions of one.
+"""Requests over time, read from a public trace, or drawn from the distributions of such a trace.
 
-Two formats are read, both line by line.
+Two formats of traces are read, both line by line.
 
 - Azure LLM inference trace, CSV `TIMESTAMP,ContextTokens,GeneratedTokens` (Patel et al. 2024, Splitwise).
 - Mooncake, JSON lines `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (Qin et al. 2025).
@@ -21,17 +21,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Request:
-    """A request that arrives `arrival` seconds after the first one, with `prompt` tokens, and wants `output` tokens."""
+    """A request that arrives `arrival` seconds after the first one, has `prompt` tokens, and wants `output` tokens."""
 
     arrival: float
     prompt: int
     output: int
-    prefix: tuple[int, ...] = ()  # one id per 512 prompt tokens; equal leading ids = the same leading tokens
+    prefix: tuple[int, ...] = ()  # an id for each 512 prompt tokens; equal first ids mean equal first tokens
 
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Log-normal lengths, given by median and mean, at most `longest`."""
+    """Log-normal distribution of lengths in tokens with this median and mean, clamped to `longest`."""
 
     median: float
     mean: float
@@ -39,7 +39,7 @@ class LogNormal:
 
     @property
     def sigma(self) -> float:
-        # mean = median * exp(sigma^2 / 2); a mean <= median gives sigma = 0.
+        # mean = median * exp(sigma^2 / 2).  If the mean is not above the median, sigma is 0.
         return math.sqrt(2 * math.log(max(1.0, self.mean / self.median)))
 
     def draw(self, rng: random.Random) -> int:
@@ -48,7 +48,10 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Traffic:
-    """`rate` arrivals per second, with Gamma-distributed gaps of variation `gap_cv` (1 = Poisson), and lengths."""
+    """`rate` arrivals per second, in gaps of a Gamma distribution whose coefficient of variation is `gap_cv`.
+
+    With gap_cv = 1, arrivals are a Poisson process.  `prompt` and `output` are the distributions of lengths.
+    """
 
     rate: float
     gap_cv: float
@@ -65,8 +68,8 @@ class Traffic:
             arrival += rng.gammavariate(shape, 1 / (self.rate * shape))
 
 
-# The conversation trace of Azure (19,366 requests in 3,502 s), with median and mean over the whole file.
-# A log-normal meets both, but is smoother than the trace, which has peaks at frequent prompts.
+# The conversation trace of Azure (19,366 requests in 3,502 s), with medians and means over the whole file.
+# The log-normals have these medians and means, but are smoother than the trace, which has peaks at some lengths.
 CONVERSATION = Traffic(
     rate=5.53,
     gap_cv=1.09,
@@ -86,7 +89,10 @@ def read(path: str | Path) -> Iterator[Request]:
 
 
 def shrink(requests: Iterable[Request], divisor: float) -> Iterator[Request]:
-    """Divide every length by `divisor`, to 1 token at least; arrivals stay, and prefix ids are dropped."""
+    """Divide every length by `divisor`, but to no less than 1 token; arrivals stay.
+
+    Prefix ids are dropped, unless the divisor is 1.
+    """
     if not divisor > 0:
         raise ValueError(f"lengths can be divided by a positive number only, got {divisor}")
     if divisor == 1:
@@ -98,7 +104,7 @@ def shrink(requests: Iterable[Request], divisor: float) -> Iterator[Request]:
 
 
 def _read_azure(lines: Iterable[str], path: str | Path) -> Iterator[Request]:
-    """Read an Azure CSV.  Timestamps have seven decimals; Python reads six."""
+    """Read an Azure CSV.  Timestamps have seven decimals, of which Python reads six."""
     rows = csv.DictReader(lines)
     missing = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} - set(rows.fieldnames or ())
     if missing:

@@ -1,6 +1,6 @@
-"""FlashAttention's functions over paged_attention, for hosts that call these; no host is imported or patched.
+"""FlashAttention's functions over paged_attention, for hosts that call such functions; no host is imported or patched.
 
-install() makes a module `flash_attn` of these functions, for hosts that import that name.
+install() makes a module `flash_attn` of these functions, for hosts that import a module of this name.
 """
 
 import inspect
@@ -24,7 +24,10 @@ __all__ = [
 
 
 def _sign(function: Callable[..., Any], first: tuple[str, ...]) -> None:
-    """Give a function a signature, which hosts inspect: arguments of the first order, then names of other orders."""
+    """Give a function the signature that hosts inspect.
+
+    Arguments: `first`, then those of the first version in ORDERS, then further names of other versions.
+    """
     order, *others = ORDERS[function.__name__].values()
     places = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in first]
     places += [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in order]

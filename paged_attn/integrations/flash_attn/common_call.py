@@ -1,4 +1,4 @@
-"""From FlashAttention's arguments to one call of paged_attention: common code of all functions."""
+"""Code that all functions here share: it turns FlashAttention's arguments into one call of paged_attention."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attend from q [tokens, heads, head_dim]; return (out, lse [tokens, heads] float32 or None).
 
-    If `new` is true, k and v [tokens, kv_heads, head_dim] are new keys and values, and there is no cache.  If
-    `symmetric` is true, ALiBi also lowers scores of keys after a query.  `names` translates argument names in errors.
+    `given` has further arguments, as `bind` returns them.  If `new` is true, k and v [tokens, kv_heads, head_dim] are
+    new keys and values, and there is no cache.  If `symmetric` is true, ALiBi also lowers scores of keys after a query.
+    `names` translates argument names in errors.
     """
     causal, window = given.get("dynamic_causal", given.get("causal", False)), window_of(given)
     causal = causal.bool() if isinstance(causal, Tensor) else bool(causal)
@@ -83,7 +84,7 @@ def told(names: dict[str, str], function: Callable[..., Any], *args: Any, **keyw
 
 
 def window_of(given: dict[str, Any]) -> tuple[int, int]:
-    """(left, right) of a call, -1 for no limit; FlashAttention-4 writes None for no limit, vLLM may give no window."""
+    """(left, right) of a call; -1: no limit, which is None in FlashAttention-4 and a missing window in vLLM."""
     left, right = given.get("window_size", (-1, -1))
     return (-1 if left is None else int(left), -1 if right is None else int(right))
 
@@ -91,7 +92,7 @@ def window_of(given: dict[str, Any]) -> tuple[int, int]:
 def scales_of_scores(given: dict[str, Any], q: Tensor, k: Tensor) -> tuple[Any, Any]:
     """Return (q_scale, k_scale).  If q_descale has a row for each sequence, k_scale is the product and q_scale is 1.
 
-    The reason: paged_attention could take such rows for a scale of each token.
+    paged_attention could otherwise take the rows for scales by token.
     """
     q_scale, k_scale = scale(given.get("q_descale"), q), scale(given.get("k_descale"), k)
     if not isinstance(q_scale, Tensor) or q_scale.ndim < 2:
@@ -119,7 +120,7 @@ def scale(value: Any, stored: Tensor) -> Any:
 
 
 def int32(lengths: Tensor) -> Tensor:
-    """Integers as int32; larger and smaller int64 values are clamped."""
+    """Return integers as int32; int64 values outside of int32 are clamped."""
     if lengths.dtype is torch.int64:
         lengths = lengths.clamp(-INT32_MAX - 1, INT32_MAX)
     return lengths if lengths.dtype is torch.int32 else lengths.to(torch.int32)
@@ -136,7 +137,7 @@ def even_starts(seqs: int, each: int, device: torch.device) -> Tensor:
 
 
 def bound(length: Any) -> int | None:
-    """A bound as an int; None without a bound, or if the bound lies on a device, which is not read."""
+    """A bound as an int.  None: there is no bound, or it is on a GPU, where reading it would wait."""
     if isinstance(length, Tensor):
         return int(length) if length.device.type == "cpu" else None
     return None if length is None else int(length)
@@ -161,7 +162,7 @@ def twice(page_table: Tensor) -> Tensor:
 
 
 class Latent(NamedTuple):
-    """A call with whole queries, over a cache whose values are the first dims of its keys."""
+    """Whole queries (qv, then q), and keys whose first dims are the values."""
 
     q: Tensor
     keys: Tensor
@@ -174,8 +175,8 @@ def latent(
     """Join q [tokens, heads, rope] with given["qv"] [tokens, heads, rank], and k [..., rope] with v [..., rank].
 
     Scores are q k + qv v, so a whole key is the value and then the rotated part, as they lie in the cache.  With
-    only_qv, or where q is None or has no dims, keys are the values.  If `own` is true, k and v
-    are no cache: unless their memory is adjacent, they are copied into one tensor.
+    only_qv, without k, or if q is None or has no dims, the values are the whole keys.  If `own` is true, k and v are
+    the call's own keys and values, not a cache.  Unless one tensor has both already, they are copied into one.
     """
     qv = given["qv"]
     if qv.ndim != 3:

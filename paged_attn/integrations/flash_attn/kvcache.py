@@ -27,7 +27,7 @@ from .orders import bind
 
 
 class Tokens(NamedTuple):
-    """The tokens of a batch, [tokens] each."""
+    """Tokens of a batch; each field is [tokens]."""
 
     seq: Tensor  # sequence of a token
     place: Tensor  # index of a token among the tokens of its sequence
@@ -54,7 +54,7 @@ def flash_attn_with_kvcache(
             default.
         cache_seqlens: int or [seqs] int32; keys in the cache before this call.  None: the cache is full.  -1: padding.
         cache_batch_idx: [seqs] int32; rows of the table, or of the cache if there is no table.
-        cache_leftpad: [seqs] int32; first key of each sequence.  Chunks count from this key; cache_seqlens and
+        cache_leftpad: [seqs] int32; index of each sequence's first key.  Chunks count from this key; cache_seqlens and
             positions in rotary tables count from the first slot.
         block_table | page_table: [seqs, max_pages] int32 | int64.
         qv: [seqs, len_q, heads, rank], or [tokens, heads, rank], for latent attention, whose scores are q k + qv v.
@@ -128,7 +128,7 @@ def _rows(out: Tensor, q: Tensor) -> Tensor:
 
 
 def _table(given: dict[str, Any], k_cache: Tensor, seqs: int) -> tuple[Tensor, int]:
-    """(page table, number of tokens for which a sequence has room)."""
+    """(page table [seqs, pages], number of slots of each sequence in it)."""
     table, rows = given.get("page_table"), given.get("cache_batch_idx")
     if table is None:
         return rows_as_pages(rows, seqs, k_cache.device), k_cache.shape[1]
@@ -150,7 +150,10 @@ def _append(
     given: dict[str, Any], q: Tensor, starts: Tensor | None, len_q: int | None, k_cache: Tensor, v_cache: Tensor,
     table: Tensor, cached: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Write k and v behind the cache's keys; return (queries, rotated if asked; lengths [seqs] after the write)."""
+    """Write k and v behind the cached keys; return (queries, lengths [seqs] after the write).
+
+    Queries and new keys are rotated if rotary tables are given.
+    """
     k, v, starts_new = given.get("k"), given.get("v"), given.get("cu_seqlens_k_new")
     if k is None or v is None:
         raise ValueError("k and v must be given together")
@@ -159,7 +162,7 @@ def _append(
     added = k.shape[1] if starts_new is None else int32(starts_new[1:] - starts_new[:-1])
     if starts_new is None:
         k, v = k.flatten(0, 1), v.flatten(0, 1)
-    # a token without room is not written, so no query may see it
+    # a token beyond the cache's end is not written, so no query may see it
     room = table.shape[1] * k_cache.shape[1]
     lens = torch.where(cached < 0, 0, (cached + added).clamp(max=room))
     slots = _slots(new, cached, table, k_cache.shape[1])
@@ -191,7 +194,10 @@ def _fuses(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, scales: dict[str, Any])
 
 
 def _stored(name: str, x: Tensor, by: Any, cache: Tensor, seq: Tensor) -> tuple[Tensor, Any]:
-    """(new keys or values, scale), as write_kv takes them.  by: their scale, perhaps with a row for each sequence."""
+    """(new keys or values, scale), as write_kv takes them.
+
+    `by` is the scale of x, as write_kv takes it or [seqs, kv_heads].  `seq` is the sequence of each token.
+    """
     if x.dtype in FP8:
         if x.dtype != cache.dtype:
             raise TypeError(f"{name} must be {cache.dtype} like the cache, or 16 bits, got {x.dtype}")
@@ -202,7 +208,7 @@ def _stored(name: str, x: Tensor, by: Any, cache: Tensor, seq: Tensor) -> tuple[
 
 
 def _tokens(starts: Tensor | None, seqs: int, x: Tensor) -> Tokens:
-    """The tokens of x: [seqs, length, ...], or [tokens, ...] cut at `starts`."""
+    """Tokens of x, which is [seqs, length, ...], or [tokens, ...] with sequences beginning at `starts`."""
     if starts is None:
         length = x.shape[1]
         place = torch.arange(seqs * length, device=x.device)
@@ -215,7 +221,7 @@ def _tokens(starts: Tensor | None, seqs: int, x: Tensor) -> Tokens:
 
 
 def _slots(new: Tokens, cached: Tensor, table: Tensor, page_size: int) -> Tensor:
-    """Slot of each new token, page * page_size + slot; -1 for padding and for tokens without room."""
+    """Slot number of each new token, page * page_size + slot; -1 for padding, and for tokens without a page."""
     before = cached[new.seq].long()
     at = before + new.place
     page = at // page_size
@@ -229,7 +235,7 @@ def _slots(new: Tokens, cached: Tensor, table: Tensor, page_size: int) -> Tensor
 def _without_left(
     left: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, lens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Drop the first left[s] keys of each sequence s: (K, V, table, lens) of the cache as pages of one token."""
+    """Drop the first left[s] keys of each sequence s; return (K, V, table, lens), with pages of one token."""
     k, v, of_page, of_slot = _by_token(k_cache, v_cache)
     size, columns = k_cache.shape[1], table.shape[1]
     at = left[:, None] + torch.arange(columns * size, dtype=torch.int32, device=table.device)
@@ -245,7 +251,7 @@ def _by_token(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, int, in
     slots of one head lie side by side (HND), one-token pages overlap, which is fine for reading.
     """
     (k, *steps), (v, *others) = _steps(k_cache), _steps(v_cache)
-    if steps != others:  # one table cannot name both
+    if steps != others:  # the same token would have other page ids in K than in V
         return _by_token(k_cache.contiguous(), v_cache.contiguous())
     return k, v, steps[0], steps[1]
 

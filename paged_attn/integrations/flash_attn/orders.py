@@ -1,6 +1,6 @@
 """Argument orders of FlashAttention's versions: find the order of a call, and give its arguments this library's names.
 
-The types of positional arguments and the keywords tell the order.  Nothing reads a device.
+The types of positional arguments and the keywords tell the order.  Contents of tensors on a GPU are not read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ UNIFIED = (
     "out", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "softmax_scale", "causal", "window_size",
     "block_table", "softcap", "q_descale", "k_descale", "v_descale",
 )  # fmt: skip
-# Function -> version -> names of arguments behind q, k and v.  If several versions fit, the first one counts.
+# Function -> version -> names of arguments behind q, k and v, or behind q, k_cache and v_cache.  If several versions
+# fit and mean the same, the first one counts.
 ORDERS: dict[str, dict[str, tuple[str, ...]]] = {
     "flash_attn_func": {
         "FA2": ("dropout_p", "softmax_scale", "causal", *REST2),
@@ -98,14 +99,14 @@ ALIASES = {
     "block_table": "page_table", "s_aux": "sinks", "learnable_sink": "sinks", "return_softmax_lse": "return_lse",
     "q_v": "qv", "output_scale": "out_scale",
 }  # fmt: skip
-# arguments that steer how a result is computed, and do not change the result
+# arguments that change how a result is computed, but not the result
 IGNORED = {
     "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "deterministic", "fa_version", "ver", "min_seqlen_k",
     "seqlen_k_per_split", "disable_scheduler_metadata", "cp_rank", "cp_tot_seqused_k", "backend", "use_td",
     "rel_bias_prep_cache",
     *SEGMENTS,
 }  # fmt: skip
-# refused arguments -> the value that is allowed beside None
+# refused arguments -> a neutral value that is accepted, as None is
 REFUSED: dict[str, Any] = dict.fromkeys(
     ("gather_kv_indices", "gather_kv_valid_length", "score_mod", "score_mod_bwd", "mask_mod",
      "block_sparse_tensors", "block_sparse_tensors_bwd", "aux_tensors", "aux_scalars", "aux_tensor_leading_dims",
@@ -148,7 +149,7 @@ MASKS = dict.fromkeys(
 
 
 def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return (given arguments, under this library's names; the version whose order the call follows).
+    """Return the given arguments by this library's names, and the version whose order the call follows.
 
     Raises TypeError for an unknown keyword, a keyword given twice, or an order that cannot be told.  Raises ValueError
     for a refused argument.
@@ -220,14 +221,17 @@ def _version(function: str, kinds: tuple[str, ...], keywords: tuple[str, ...]) -
 
 
 def _fits(order: tuple[str, ...], kinds: tuple[str, ...], keywords: tuple[str, ...]) -> bool:
-    """Whether each positional argument has a type that this order allows, and no keyword repeats a position."""
+    """Whether each positional argument has a kind that this order allows, and no keyword repeats one of them."""
     if len(kinds) > len(order) or any(name in order[: len(kinds)] for name in keywords):
         return False
     return all(kind in KINDS.get(name, {kind}) for name, kind in zip(order, kinds))
 
 
 def kind(value: Any) -> str:
-    """Kind of an argument, by which orders differ: "i1" is a vector of integers, "f2" a float matrix, "int0" a zero."""
+    """Kind of an argument, by which orders differ.
+
+    "-" is None, "i1" a vector of integers, "f2" a matrix of floats, "int0" an int that is 0, "pair" a tuple or list.
+    """
     if value is None:
         return "-"
     if isinstance(value, torch.Tensor):

@@ -19,7 +19,9 @@ _replaced: dict[str, types.ModuleType] = {}
 
 
 def install(*, force: bool = False) -> types.ModuleType:
-    """Make `import flash_attn` find these functions in this process from now on; the log names a hidden flash_attn.
+    """Make `import flash_attn` find these functions in this process from now on.
+
+    If another flash_attn is installed, it is hidden, and the log says so.
 
     The module has flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, __version__ and the submodule
     flash_attn_interface.  Modules that have already imported another flash_attn keep its functions.
@@ -50,7 +52,7 @@ def install(*, force: bool = False) -> types.ModuleType:
 
 
 def uninstall() -> None:
-    """Undo install(): `import flash_attn` finds the former module.  Without install() nothing happens."""
+    """Undo install(): `import flash_attn` again finds what it found before.  Without install() nothing happens."""
     present = sys.modules.get(MODULES[0])
     if present is None or not is_ours(present):
         return

@@ -12,7 +12,7 @@ from .orders import bind
 
 
 def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Tensor:
-    """Attention of ragged queries over pages, in vLLM's and AITER's orders.
+    """Attention of ragged queries over pages, with the argument order of vLLM or AITER.
 
     Args:
         q: [tokens, heads, head_dim].
@@ -25,21 +25,22 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
         max_seqlen_q: upper bound, int.
         max_seqlen_k: upper bound, int.
         causal: True, False, or bool [seqs].
-        window_size: (left, _).  A query sees `left` keys before it and, if it is not causal, `left` keys behind it.
+        window_size: (left, _).  A query sees `left` keys before it and, if it is not causal, `left` keys after it.
         mm_prefix_range: [seqs, R, 2] int32 | int64; ranges (first, last), both included, whose tokens see each other.
-            A range of one token or none has no effect.  mm_prefix_clamp_sliding_window: the window applies in ranges.
-        rswa_prefix_lens [seqs], rswa_window: lengths of prefixes that stay visible behind a window of rswa_window keys.
-            This window replaces window_size.  Calls must be causal, without ranges and slopes.
+            A range of one token or none has no effect.
+        mm_prefix_clamp_sliding_window: whether the window also hides keys inside ranges.
+        rswa_prefix_lens: [seqs]; number of first keys that stay visible behind a window of rswa_window keys, the
+            query's own included.  This window replaces window_size.  Calls must be causal, without ranges and slopes.
         chunk_lookback: number of earlier chunks that a query sees beside its own, in place of the window.  Chunks have
-            (left + 1) // (chunk_lookback + 1) positions.  -1: no chunks.
+            (left + 1) // (chunk_lookback + 1) positions.  -1, or a window without limit: no chunks.
         q_descale, k_descale, v_descale: as in flash_attn_varlen_func.
         output_scale: float or [1] float32, for an fp8 out.
 
     The arguments softmax_scale, softcap, alibi_slopes, qq_bias and sinks are as in paged_attention.
 
-    Returns: out.
     ALiBi follows vLLM's kernel: slope * (position of the key - position of the query), also for later keys.
 
+    Returns: out.
     Raises: as flash_attn_varlen_func.  Also refused: use_alibi_sqrt, quantisation by token and head, shuffled_kv_cache
         and skip_reduce.
     Source: vLLM's triton_unified_attention, AITER's unified_attention (their arguments).
@@ -61,7 +62,7 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
 
 
 def _behind(given: dict[str, Any]) -> dict[str, Any]:
-    """Convert arguments to this library's form: scales without an axis, windows, prefixes, ranges and chunks."""
+    """Convert out_scale, windows, prefixes, ranges and chunks to the form that `attend` takes."""
     changed: dict[str, Any] = {}
     scale, left = given.get("out_scale"), window_of(given)[0]
     if isinstance(scale, Tensor):
@@ -76,7 +77,8 @@ def _behind(given: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"unified_attention() of paged_attn does not take {', '.join(asked)} beside rswa_window")
         if causal is not True:
             raise ValueError("unified_attention() of paged_attn needs causal = True beside rswa_window")
-    # Unless all sequences are causal, a window reaches as far ahead as back.  It never hides later keys of a range.
+    # If all sequences are causal, a window has no limit ahead, because it never hides later keys of a range.
+    # Otherwise it reaches as far ahead as back.
     changed["window_size"] = (left, -1 if causal is True else left)
     if (lookback := given.get("chunk_lookback", -1)) > -1 and left >= 0:
         if asked := [name for name in ("mm_prefix_range", "rswa_prefix_lens") if given.get(name) is not None]:
@@ -98,7 +100,7 @@ def spans_of(ranges: Tensor) -> Tensor:
 
 
 class Split(NamedTuple):
-    """Arguments of paged_attention for two sequences in place of each: its queries in the prompt, and its others."""
+    """Arguments of paged_attention after each sequence has become two: queries in its prompt, then later queries."""
 
     page_table: Tensor
     seq_lens: Tensor
@@ -108,15 +110,17 @@ class Split(NamedTuple):
 
 
 def split(prompts: Tensor, page_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, tokens: int) -> Split:
-    """Split sequences at their prompt lengths [seqs] int32, for R-SWA; a part without queries is empty.  No host sync.
+    """Split sequences at their prompt lengths [seqs] int32, for R-SWA, without a host sync.
 
     In R-SWA, keys of the prompt stay visible behind the window of generated tokens (vLLM has this for Unlimited-OCR).
-    A query sees earlier keys that lie in the prompt, or less than a window before the query.  The prefix_lens of
-    paged_attention show a prefix to all queries, also keys behind a query, which queries of the prompt must not see.
+    A query sees earlier keys that lie in the prompt, or less than a window before the query.  prefix_lens of
+    paged_attention shows the whole prefix to all queries.  Queries in the prompt must not see its later keys.
 
     Queries in the prompt therefore become a separate sequence.  Its prefix ends before its first query.  All its
     queries get the position of the first one, so that the window hides no query's key from another query.  Causal
     masks go by the order of keys, which does not change.
+
+    If a sequence has no queries in its prompt, or none after it, that part has length 0.
     """
     if not len(seq_lens):  # all tokens are padding
         nowhere = torch.zeros(tokens, dtype=torch.int32, device=seq_lens.device)

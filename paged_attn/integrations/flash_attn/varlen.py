@@ -1,6 +1,6 @@
 """flash_attn_varlen_func: ragged queries over pages, over rows of a dense cache, or over ragged keys.
 
-Also flash_attn_func: batches whose sequences have equal lengths.
+Also flash_attn_func: batches in which all sequences have len_q queries and len_k keys.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .common_call import FP8, attend, bound, dense, even_starts, int32, latent, 
 from .orders import bind
 
 PAGE = 64  # page size of ragged keys that are copied
-# Rows (query tokens x heads of a KV head) from which on a copy of the keys pays.  Over pages of one token prefills take
-# twice as long, and from some 350 rows on the lost time exceeds that of a copy (800 TFLOP/s, 4 TB/s).
+# Rows (query tokens x query heads of a KV head) from which on a copy of the keys pays.  Over pages of one token,
+# prefills take twice as long.  At 800 TFLOP/s and 4 TB/s, this costs more time than a copy from some 350 rows on.
 ROWS = 512
-# Arguments that may have a row, or a number, for each sequence -> number of axes if so.
+# Arguments that may have an axis of sequences -> number of axes of the argument if it has that axis.
 OF_SEQS = {"alibi_slopes": 2, "q_descale": 2, "k_descale": 2, "v_descale": 2, "dynamic_causal": 1}
 
 
@@ -33,18 +33,20 @@ class Keys(NamedTuple):
 
 
 def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Any:
-    """FlashAttention of ragged queries, in the orders of FlashAttention-2, -3, -4, vLLM and SGLang, told by types.
+    """FlashAttention of ragged queries, with the argument order of FlashAttention-2, -3, -4, vLLM or SGLang.
+
+    Types of positional arguments, and keywords, tell which order a call has.
 
     Causal masks and windows are aligned to the last key: query i of n sees positions up to lens - n + i, inclusive.
 
     Args:
-        q: [tokens, heads, head_dim] float16 | bfloat16 | float32, or fp8 with out or a bfloat16 result.
+        q: [tokens, heads, head_dim] float16 | bfloat16 | float32, or fp8 with bfloat16 results unless out is given.
         k, v: [pages, page_size, kv_heads, head_dim] with a table, dtype of q or fp8.  Without a table, [total_k,
             kv_heads, head_dim], sequence s in rows cu_seqlens_k[s] ... cu_seqlens_k[s + 1] - 1, or [seqs, max_len,
             kv_heads, head_dim] with seqused_k.  The last axis of v, and of results, may have another size.
         cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32.
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
-        seqused_q: [seqs] int32; number of queries that count, from the first of each sequence.  Other rows are zeros.
+        seqused_q: [seqs] int32; number of first queries of each sequence that count.  Rows of other queries are zeros.
         seqused_k: [seqs] int32; keys of each sequence, instead of the differences of cu_seqlens_k.
         block_table: [seqs, max_pages] int32 | int64, also named page_table.  Entries past the last key may hold
             anything.
@@ -53,7 +55,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
         dynamic_causal: [seqs] bool or int; which sequences are causal, in place of causal.
         causal: False by default.
         window_size: (left, right) as in paged_attention; None is no limit, as -1 is.
-        attention_chunk: positions in a chunk; a query sees only keys of its own chunk.  Without chunks 0.
+        attention_chunk: positions in a chunk; a query sees only keys of its own chunk.  No chunks if 0.
         sinks: [heads], also named s_aux or learnable_sink, as in paged_attention.
         alibi_slopes: [heads] or [seqs, heads]; adds -slope * |position of the query - position of the key|.
         q_descale: float, [1], [kv_heads] or [seqs, kv_heads], for fp8 queries.
@@ -69,8 +71,8 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
     Returns: [tokens, heads, head_dim], or (out, lse).  FlashAttention-2's return_attn_probs gives (out, lse, None).
         FlashAttention-4's order always gives (out, lse or None).  Rows that see no key are zeros with an LSE of minus
         infinity, as in FlashAttention-3 (FlashAttention-2 gives plus infinity).
-    Raises: TypeError naming an unknown keyword.  ValueError naming a refused argument, such as dropout_p > 0,
-        cp_world_size > 1, score_mod, mask_mod or block_sparse_tensors.
+    Raises: TypeError naming an unknown keyword or a missing argument.  ValueError naming a refused argument, such as
+        dropout_p > 0, cp_world_size > 1, score_mod, mask_mod or block_sparse_tensors.
     Source: Dao 2023, Shah et al. 2024.
     """
     given, version = bind("flash_attn_varlen_func", args, keywords)
@@ -128,7 +130,10 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether both tensors are the same memory; contents are not read."""
+    """Whether both tensors are views of the same elements; contents are not read.
+
+    While torch.compile traces, only one object counts as the same.
+    """
     if a is b:
         return True
     if torch.compiler.is_compiling():
@@ -150,7 +155,10 @@ def ragged(k: Tensor, v: Tensor, starts: Tensor, longest: int, rows: int, latent
     """Pages of ragged keys: pages of one token without a copy, or, for many rows, pages of PAGE tokens in a copy.
 
     A page of the copy starts at each token, so pages overlap.  The copy ends with PAGE - 1 rows of zeros, for the page
-    at the last token.  latent: values are the first dims of keys.
+    at the last token.
+
+    `starts` is cu_seqlens_k.  `longest` is an upper bound on the keys of a sequence.  `rows` is the number that is
+    compared with ROWS.  If `latent` is true, values are the first dims of keys.
     """
     page = 1 if rows < ROWS else PAGE
     if page > 1:
@@ -161,7 +169,7 @@ def ragged(k: Tensor, v: Tensor, starts: Tensor, longest: int, rows: int, latent
 
 
 def with_room(x: Tensor, room: int) -> Tensor:
-    """A copy [tokens + room, ...] that ends with zeros: infinities times 0 would warn on a CPU."""
+    """A copy [tokens + room, ...] that ends with zeros: leftover infinities times weights of 0 would warn on a CPU."""
     copy = torch.empty((x.shape[0] + room, *x.shape[1:]), dtype=x.dtype, device=x.device)
     copy[: x.shape[0]].copy_(x)
     copy[x.shape[0] :].zero_()
@@ -191,7 +199,7 @@ def batches(name: str, x: Any, axes: tuple[str, ...]) -> None:
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Any:
-    """FlashAttention of a dense batch, in the orders of FlashAttention-2, -3 and -4, told apart by types.
+    """FlashAttention of a dense batch, with the argument order of FlashAttention-2, -3 or -4, told apart by types.
 
     Args:
         q: [batch, len_q, heads, head_dim].
@@ -215,11 +223,11 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any
     len_k = k.shape[1]
     lens = torch.full((batch,), len_k, dtype=torch.int32, device=q.device)
     starts = even_starts(batch, len_q, q.device)
-    # pages are slower if their tokens are no multiple of 8
+    # a page is a whole sequence here, and pages are slower than new keys if their size is no multiple of 8
     new = len_q == len_k and len_k % 8 != 0 and k.dtype not in FP8 and not two_parts
     keys = (k.flatten(0, 1), v.flatten(0, 1)) if new else (k, v)
     table = lens[:, None] if new else rows_as_pages(None, batch, q.device)
-    if len_k == 0:  # a page has at least one slot; no query sees it
+    if len_k == 0:  # a cache needs a page of at least one slot, which no query sees
         none = k.new_zeros((1, 1, k.shape[2], max(k.shape[-1], v.shape[-1])))
         keys, table = (none[..., : k.shape[-1]], none[..., : v.shape[-1]]), lens[:, None]
     probs = bool(given.get("return_attn_probs", False))

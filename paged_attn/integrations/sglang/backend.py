@@ -1,4 +1,4 @@
-"""SGLang's attention backend: it is given each batch, then queries, keys and values of each layer."""
+"""SGLang's attention backend.  SGLang gives it each batch, then queries, keys and values of each layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOTH_WAYS = (AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL)
 
 
 class Backend(AttentionBackend):
-    """Decodes, prefills and mixed batches over SGLang's token pool, without copies."""
+    """Decodes, drafts, prefills and mixed batches over SGLang's token pool, without copies."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Backend(AttentionBackend):
         self.forward_metadata = self._captured.fill(forward_batch)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        return 1  # padding reads the slot that the pool reserves for padding
+        return 1  # a padding sequence has one key, in the slot that the pool reserves for padding
 
     @property
     def verify_mask(self) -> Any:
@@ -59,7 +59,7 @@ class Backend(AttentionBackend):
         return self._mask
 
     def update_verify_buffers_to_fill_after_draft(self, spec_info: Any, cuda_graph_bs: int | None) -> None:
-        """Copy the masks of draft trees: SGLang makes a batch's metadata before the drafts exist."""
+        """Copy the masks of draft trees, which do not exist yet when SGLang makes a batch's metadata."""
         of = self.forward_metadata
         if of is not None and of.qq_mask is not None:
             of.qq_mask.copy_(mask_words(spec_info.custom_mask, len(of.seq_lens), int(spec_info.draft_token_num)))
@@ -113,7 +113,7 @@ class Backend(AttentionBackend):
         return out.flatten(1)  # type: ignore[union-attr]
 
     def _caches(self, layer: int, page_size: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [pages, page_size, kv_heads, head_dim], views of the pool, made once."""
+        """Keys and values [pages, page_size, kv_heads, head_dim]: views of the pool, which are kept."""
         keys, values = self._pages_of(layer)
         kept = self._pages.get((layer, page_size))
         if kept is None or kept[0] != keys.data_ptr():
@@ -128,7 +128,7 @@ class Backend(AttentionBackend):
         return kept[1:]
 
     def _pages_of(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [slots, kv_heads, head_dim]."""
+        """A layer's keys and values [slots, kv_heads, head_dim], as the pool has them."""
         return self.token_to_kv_pool.get_kv_buffer(layer)
 
     def support_triton(self) -> bool:
@@ -136,7 +136,7 @@ class Backend(AttentionBackend):
 
 
 def _refuse_runner(runner: Any) -> None:
-    """Raises NotImplementedError naming features of a server that are not known."""
+    """Raises NotImplementedError naming features that the server uses and the backend lacks."""
     from sglang.srt.runtime_context import get_parallel, get_spec
 
     translator = getattr(runner, "kv_index_translator", None)
@@ -153,18 +153,18 @@ def _refuse_runner(runner: Any) -> None:
 
 
 def window_of(layer: Any) -> tuple[int, int]:
-    """(keys before, keys after) a query; SGLang counts keys before a query, and -1 or None mean all."""
+    """Return window_size for a layer.  SGLang's window does not count the query's own key; -1 or None is no window."""
     before = layer.sliding_window_size
     return (-1, -1) if before is None or before == -1 else (before, 0)
 
 
 def positions_of(layer: Any, tables: Tables) -> Tensor | None:
-    """Return positions of nodes in draft trees if the layer has a window, which goes by positions; else None."""
+    """Return positions of nodes in draft trees if the layer has a window, which goes by positions; else return None."""
     return None if window_of(layer) == (-1, -1) else tables.query_positions
 
 
 def refuse_layer(layer: Any, others: dict[str, Any]) -> None:
-    """Raises NotImplementedError naming options of a layer or a call that are not known."""
+    """Raises NotImplementedError naming options that a layer or a call has and the backend lacks."""
     asked = [name for name, value in others.items() if value is not None]
     asked += ["is_cross_attention"] if layer.is_cross_attention else []
     asked += [] if layer.pos_encoding_mode == "NONE" else [f"pos_encoding_mode {layer.pos_encoding_mode}"]

@@ -1,7 +1,7 @@
 """The backend for latent attention (MLA): absorbed queries over SGLang's pool of latents, or expanded keys.
 
-SGLang chooses one of the two for each batch (`method_of`).  The sizes of a layer's call tell them apart: sizes of a
-latent, or of a head.
+SGLang chooses one of the two for each batch (`method_of`).  In an absorbed call, the layer's head sizes are those of a
+latent.  In an expanded call, they are those of a head.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .tables import Tables, starts_of
 
 
 class LatentBackend(Backend):
-    """Decodes and chunks over latents, prompts over keys and values of every head."""
+    """Decodes, drafts and prompts behind a short context over latents; other prompts over expanded keys and values."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
         pool = getattr(self.token_to_kv_pool, "full_kv_pool", self.token_to_kv_pool)
         _refuse_pool(pool, self.slots.window_pool)
-        self.kv_index_translator = runner.kv_index_translator  # SGLang lists slots of contexts by this attribute
+        self.kv_index_translator = runner.kv_index_translator  # SGLang reads this attribute to list slots of contexts
         self.rank, self.dims = pool.kv_lora_rank, pool.kv_cache_dim
         self.key_starts: Tensor | None = None
 
@@ -39,7 +39,7 @@ class LatentBackend(Backend):
 
     def _attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool,
                 others: dict[str, Any]) -> Any:  # fmt: skip
-        """Store and attend; q is [tokens, heads * dims].  If q_rope is given, it is the rotated part, which q lacks."""
+        """Store new latents, then attend.  q: [tokens, heads * dims], without its rotated part if q_rope is given."""
         q_rope, k_rope, sinks = (others.pop(name, None) for name in ("q_rope", "k_rope", "sinks"))
         refuse_layer(layer, others)
         if layer.attn_type != AttentionType.DECODER or layer.xai_temperature_len > 0:
@@ -60,7 +60,10 @@ class LatentBackend(Backend):
         return self._expanded(q, k, v, layer, batch, tables, sinks)
 
     def _store(self, k: Tensor, v: Tensor | None, k_rope: Tensor | None, layer: Any, batch: Any) -> None:
-        """Store latents and rotated parts, given in one or two tensors; divide fp8 here, as the pool takes no scale."""
+        """Store latents and rotated parts, given in one or two tensors.
+
+        The pool takes no scale, so this method divides by the layer's scale if the pool is fp8.
+        """
         where = KVWriteLoc.for_batch(batch)
         if layer.k_scale is not None and self.token_to_kv_pool.dtype.itemsize == FP8_BYTES:
             k, k_rope = k / layer.k_scale, None if k_rope is None else k_rope / layer.k_scale
@@ -96,7 +99,7 @@ class LatentBackend(Backend):
 
     def _expanded(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, batch: Any, tables: Tables,
                   sinks: Tensor | None) -> Any:  # fmt: skip
-        """Attend to expanded keys: new keys only, all keys of the sequences, or a chunk of their contexts.
+        """Attend to expanded keys: to new keys only, to all keys of the sequences, or to a chunk of their contexts.
 
         Returns: [tokens, heads * v_head_dim].  If SGLang merges results, ([tokens, heads, v_head_dim], log-sum-exp
             [tokens, heads]).
@@ -130,10 +133,10 @@ class LatentBackend(Backend):
 
 
 def method_of(attention: Any, batch: Any) -> Any:
-    """Return how DeepSeek's models call attention: as with FlashAttention-3.
+    """Return how DeepSeek's models call attention, by SGLang's rule for FlashAttention-3.
 
-    Prompts have expanded keys, also for cached contexts, at once or in chunks.  All other calls are absorbed.  On a
-    deterministic server, prompts are absorbed, too.
+    Prompts have expanded keys, also for their contexts, at once or in chunks.  Prompts are absorbed, as all other calls
+    are, if their contexts together are shorter than SGLang's threshold but not empty, and on a deterministic server.
     """
     from sglang.srt.models.deepseek_common.attention_backend_handler import handle_attention_fa3
 
@@ -141,7 +144,7 @@ def method_of(attention: Any, batch: Any) -> Any:
 
 
 def _refuse_pool(pool: Any, window_pool: Any) -> None:
-    """Raises NotImplementedError naming features of a pool of latents that are not known."""
+    """Raises NotImplementedError naming features that a pool of latents has and the backend lacks."""
     asked = [] if hasattr(pool, "kv_lora_rank") else [f"latent attention over {type(pool).__name__}"]
     asked += ["sparse latent attention (DSA)"] if getattr(pool, "use_dsa", False) else []
     asked += ["latents in fp4"] if getattr(pool, "kv_scale_buffer", None) is not None else []

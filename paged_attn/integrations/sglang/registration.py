@@ -1,4 +1,4 @@
-"""The backend in SGLang: a name in SGLang's registry and in the choices of its arguments."""
+"""Registration of the backend: a name in SGLang's registry, and among the choices of its arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ METHODS = "sglang.srt.models.deepseek_common.attention_backend_handler"
 
 
 def register() -> str:
-    """Offer the backend under NAME, for --attention-backend; returns the name.  A second call changes nothing.
+    """Offer the backend under NAME, for --attention-backend; return the name.  A second call changes nothing.
 
     Raises: ImportError where SGLang is absent or has no such registry.
     """
@@ -34,7 +34,7 @@ def register() -> str:
 
 
 def plugin() -> None:
-    """The entry point.  SGLang runs it even if nobody wants the backend, so an error becomes a warning."""
+    """The entry point.  SGLang runs it even if another backend is chosen, so an error becomes a warning."""
     try:
         register()
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""A batch's tables, which all layers share: pages, lengths, and the number of new tokens of each sequence.
+"""A batch's tables, which all layers share: page tables, lengths, and where the queries of each sequence begin.
 
-SGLang keeps a row of token slots for each request.  With pages of one token, the page table is one list for the batch:
-SGLang's kv_indptr and kv_indices, made by SGLang's own kernel.  With larger pages, the slots of a page are consecutive,
-and the page's first slot gives its number; the page table then has a row for each sequence.
+SGLang keeps a row of slot numbers for each request.  With pages of one token, the page table is ragged: kv_indptr and
+kv_indices, made by SGLang's own kernel.  With larger pages, the page table is dense.  The slots of a page are then
+consecutive, and a page's number is its first slot number divided by the page size.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import Tensor
 
 from .. import BUCKET
 
-WORD = 32  # nodes in a word of paged_attention's qq_mask
+WORD = 32  # new keys for which a word of paged_attention's qq_mask has bits
 ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE", "NEXTN")
-# Keys that a program of SGLang's kernel copies, approximately.
+# Approximate number of keys whose slots a program of SGLang's kernel copies.
 KEYS_OF_A_PROGRAM = 8192
 
 PageTable = Tensor | tuple[Tensor, Tensor]
 
 
 class Tables(NamedTuple):
-    """Arguments of paged_attention.  window_table: slots in the pool of sliding layers, if there is such a pool."""
+    """Arguments of paged_attention, and tables of sliding layers if these have a pool of their own."""
 
     page_table: PageTable
-    window_table: Tensor | None
-    window_slots: Tensor | None  # slots of new tokens in that pool
+    window_table: Tensor | None  # [seqs, keys]: slot numbers in the pool of sliding layers
+    window_slots: Tensor | None  # [tokens]: slot numbers of new tokens in this pool
     seq_lens: Tensor
     cu_seqlens_q: Tensor | None
     max_seqlen_q: int
@@ -37,29 +37,32 @@ class Tables(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """A runner's rows of token slots [requests, tokens], the page size, and the pool of sliding layers or None."""
+    """A runner's rows of slot numbers [requests, tokens], the page size, and the pool of sliding layers or None."""
 
     rows: Tensor
     page_size: int
     window_pool: Any
 
     def bound(self, batch: Any, drafts: int = 0) -> int:
-        """Upper bound on a sequence's keys, drafts included; if the host does not know lengths, the length of a row."""
+        """Upper bound on a sequence's keys, drafts included.  If the CPU does not know lengths, the length of a row.
+
+        drafts: query tokens of each sequence that seq_lens does not count yet.
+        """
         longest = self.rows.shape[1] if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max()) + drafts
         return min(-(-longest // BUCKET) * BUCKET, self.rows.shape[1])
 
     def pages(self, requests: Tensor, bound: int) -> Tensor:
-        """Page table [seqs, pages] for the first `bound` keys, for pages of several tokens."""
+        """Dense page table [seqs, pages] of the first `bound` keys, for pages of several tokens."""
         return self.rows[:, : bound : self.page_size].index_select(0, requests) // self.page_size
 
     def keys(self, batch: Any, bound: int, drafts: int = 0) -> int:
-        """Upper bound on the keys of all sequences; if the host does not know their sum, `bound` for each sequence."""
+        """Upper bound on the sum of all sequences' keys.  If the CPU does not know it, `bound` for each sequence."""
         known = None if batch.seq_lens_sum is None else int(batch.seq_lens_sum) + drafts * batch.batch_size
         most, bucket = batch.batch_size * bound, batch.batch_size * BUCKET
         return most if known is None else min(most, -(-known // bucket) * bucket)
 
     def ragged(self, requests: Tensor, lens: Tensor, bound: int, indptr: Tensor, indices: Tensor) -> None:
-        """Write SGLang's kv_indptr and kv_indices into the first entries of indptr and indices; lens are <= bound."""
+        """Write kv_indptr and kv_indices into the first entries of indptr and indices.  bound: upper bound on lens."""
         from sglang.kernels.ops.attention.kv_indices import create_flashinfer_kv_indices_triton as copy_rows
 
         seqs = len(lens)
@@ -71,7 +74,7 @@ class Slots(NamedTuple):
             )
 
     def window(self, requests: Tensor, bound: int) -> Tensor | None:
-        """Slots [seqs, bound] in the pool of sliding layers; slots of keys before every window may be anything."""
+        """Slot numbers [seqs, bound] in the pool of sliding layers; arbitrary for keys before every window."""
         if self.window_pool is None:
             return None
         slots = self.rows[:, :bound].index_select(0, requests)
@@ -89,7 +92,7 @@ def starts_of(counts: Tensor) -> Tensor:
 
 
 def tables_of(batch: Any, slots: Slots) -> Tables:
-    """Tables of an eager step: decodes, drafts, or (parts of) prompts with or without decodes among them."""
+    """Tables of an eager step: decodes, drafts, or prompts and chunks of prompts, perhaps with decodes among them."""
     mode = batch.forward_mode
     if batch.encoder_lens is not None:
         raise NotImplementedError("paged_attn does not know attention to an encoder, encoder_lens of a batch")
@@ -125,7 +128,7 @@ def tables_of(batch: Any, slots: Slots) -> Tables:
 
 
 def _page_table(batch: Any, slots: Slots, lens: Tensor, bound: int, drafts: int) -> PageTable:
-    """Page table of an eager step: [seqs, pages], or (indptr, indices) for pages of one token."""
+    """Page table of an eager step: [seqs, pages], or ragged (indptr, indices) for pages of one token."""
     requests = batch.req_pool_indices
     if slots.page_size > 1:
         return slots.pages(requests, bound)
@@ -147,10 +150,11 @@ class Captured:
         self.window = torch.zeros(most, keys, dtype=torch.int32, device=device) if wide else None
         self.window_slots = torch.zeros(max(most, tokens), dtype=torch.int64, device=device) if wide else None
         self.lens = torch.zeros(most, dtype=torch.int32, device=device)
-        self.drafts: dict[int, tuple[Tensor, Tensor]] = {}  # drafts of a sequence -> starts of queries, mask words
+        # number of drafts of each sequence -> (cu_seqlens_q, qq_mask) for `most` sequences
+        self.drafts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def fill(self, batch: Any) -> Tables:
-        """Copy a batch's tables; called before a graph is captured, and before each replay."""
+        """Copy a batch's tables to the fixed addresses and return them, before a capture and before each replay."""
         mode, drafts = batch.forward_mode, Drafts(0)
         if mode.is_target_verify():
             drafts = drafts_of(batch)
@@ -193,18 +197,18 @@ class Captured:
         return self.drafts[count]
 
 
-# ---- drafts that SGLang verifies: equally many query tokens of each sequence, a chain or nodes of a tree ------------
+# ---- drafts that SGLang verifies: the same number for each sequence, in a chain or a tree ---------------------------
 
 
 class Drafts(NamedTuple):
-    """Drafts of a batch: how many each sequence has; for trees, which node sees which, bool [seqs * each * each]."""
+    """Drafts of a batch, which are query tokens of its sequences."""
 
-    each: int
-    seen: Tensor | None = None
+    each: int  # drafts of each sequence; 0: none
+    seen: Tensor | None = None  # bool [seqs * each * each], which node of a tree sees which; None: chains
 
 
 def drafts_of(batch: Any) -> Drafts:
-    """Drafts of a batch; raises NotImplementedError naming a kind of drafts that is not known."""
+    """Drafts of a batch.  Raises NotImplementedError naming a kind of drafts that the backend lacks."""
     from sglang.srt.speculative.spec_info import SpecInputType
 
     told = batch.spec_info
@@ -222,7 +226,7 @@ def drafts_of(batch: Any) -> Drafts:
 
 
 def mask_words(seen: Tensor, seqs: int, count: int) -> Tensor:
-    """Pack a mask, which may be longer than the batch needs, into a qq_mask [seqs * count, words] int32."""
+    """Pack the first seqs * count * count entries of a bool mask into a qq_mask [seqs * count, words] int32."""
     words = -(-count // WORD)
     bits = torch.zeros(seqs * count, words * WORD, dtype=torch.int32, device=seen.device)
     bits[:, :count] = seen[: seqs * count * count].view(-1, count)

@@ -1,4 +1,4 @@
-"""Registration with torch: a name in torch's list, and stand-in kernels while that name is active."""
+"""Registration with torch: a name in torch's list, and kernels that replace torch's own while that name is active."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEEDED = ("scale", "window_size_left", "window_size_right", "seqused_k", "alibi_
 
 
 def register() -> str:
-    """Add this library to torch's flash attention implementations; returns the name to activate it by.
+    """Add this library to torch's flash attention implementations; return the name that activates it.
 
     No call changes before `torch.nn.attention.activate_flash_attention_impl(name)` or `activated()`.
 
@@ -41,7 +41,7 @@ def register() -> str:
 
 
 def unregister() -> None:
-    """Give torch its own kernels back if this library is active, and take the name off the list."""
+    """If this library is active, activate torch's own kernels; take the name off torch's list."""
     import torch.nn.attention as host
 
     if host.current_flash_attention_impl() == NAME:
@@ -54,8 +54,8 @@ def unregister() -> None:
 def activated() -> Iterator[str]:
     """A scope in which torch's varlen_attn calls this library; at its end torch is as before.
 
-    From 2.15 on torch tries cuDNN first where it can, unless an order of kernels is set.  The scope sets an order:
-    flash attention first, the other kernels as before.  Order and implementation hold for all threads.
+    From 2.15 on, torch tries cuDNN first if cuDNN supports a call, unless an order of kernels is set.  The scope sets
+    one: flash attention first, then the other kernels as before.  Order and implementation hold for all threads.
     """
     import torch.nn.attention as host
 
@@ -92,7 +92,7 @@ def _unknown(what: str) -> RuntimeError:
 
 
 def _order() -> list[Any]:
-    """The enabled kernels: flash attention first, then the other kernels in torch's order."""
+    """Flash attention, enabled or not, then all other enabled kernels in torch's order."""
     from torch.nn.attention import SDPBackend
 
     enabled = {
@@ -111,7 +111,7 @@ def _order() -> list[Any]:
 
 @contextlib.contextmanager
 def _kept_order() -> Iterator[None]:
-    """A scope that restores torch's order of kernels; sdpa_kernel alone would move disabled kernels to the end."""
+    """A scope that restores torch's order of kernels at its end; sdpa_kernel alone would put disabled kernels last."""
     order: list[int] = getattr(torch._C, "_get_sdp_priority_order", list)()
     try:
         yield
@@ -141,7 +141,7 @@ def _activate() -> _Handle:
 
 
 def _own(name: str, key: str) -> Any:
-    """torch's own kernel for a device, or None: a CPU, for example, has none."""
+    """torch's own kernel for a dispatch key; None if torch has none, as for a CPU."""
     try:
         return torch.library.get_kernel(getattr(torch.ops.aten, name).default, key)
     except RuntimeError:
@@ -167,7 +167,11 @@ def _into(own: Any) -> Callable[..., Any]:
 
 
 def _is_torchs(query: Tensor, key: Tensor, value: Tensor, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Whether a call stays with torch: scaled_dot_product_attention's, without cum_seq_q, or one that needs grad."""
+    """Whether a call stays with torch's own kernel.
+
+    A call stays if it has no cum_seq_q, as in scaled_dot_product_attention.  A call without block_table also stays if
+    its tensors require grad.
+    """
     if args[0] is None:
         return True
     return keywords.get("block_table") is None and any(x.requires_grad for x in (query, key, value))

@@ -41,15 +41,15 @@ def attend(
     out: Tensor | None = None,
     **unknown: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute (out [tokens, heads, head_dim], log-sum-exp [heads, tokens]) from aten::_flash_attention_forward's args.
+    """Return (out [tokens, heads, head_dim], LSE [heads, tokens]) for the arguments of aten::_flash_attention_forward.
 
-    Raises: NotImplementedError naming what this library does not do, or an argument that is not known.
+    Raises: NotImplementedError naming a feature that this library lacks, or an argument of a later torch.
     """
     refused = refusal(cum_seq_q, dropout_p, return_debug_mask, unknown)
     if refused:
         raise NotImplementedError(f"paged_attn as torch's flash attention: {refused}")
     assert cum_seq_q is not None
-    invariant = num_splits == 1  # by this, torch's callers ask for results that do not depend on the batch
+    invariant = num_splits == 1  # torch's callers thus ask for results that do not depend on the batch
     query, key, value = dense(query), dense(key), dense(value)
     keys, seq_lens = _keys(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table, invariant)
     left, right = (-1 if x is None or x < 0 else x for x in (window_size_left, window_size_right))
@@ -81,7 +81,7 @@ def attend(
 
 
 def refusal(cum_seq_q: Tensor | None, dropout_p: float, debug: bool, unknown: dict[str, Any]) -> str | None:
-    """What this library does not do for a call, in torch's names; None if it serves the call."""
+    """Reason why this library does not serve a call, in torch's names; None if it does."""
     if cum_seq_q is None:
         return "cum_seq_q is None; batches without it, of scaled_dot_product_attention, are not served"
     if dropout_p:
@@ -106,7 +106,7 @@ def _keys(
     if cum_seq_k is None:
         raise NotImplementedError("paged_attn as torch's flash attention: cum_seq_k is None without a block_table")
     lens = cum_seq_k[1:] - cum_seq_k[:-1] if seqused_k is None else seqused_k
-    # Kernels read keys outside a cache without a copy; batch-invariant kernels have no such keys.
+    # Kernels read new keys (k_new) in place.  Batch-invariant calls take no new keys, so their keys are read as pages.
     if seqused_k is None and not invariant and query.shape[0] == key.shape[0] and same(cum_seq_q, cum_seq_k):
         return Keys(key.unsqueeze(1), value.unsqueeze(1), lens[:, None], new=True), lens
     rows = max_q * (query.shape[1] // max(key.shape[1], 1))
@@ -114,6 +114,6 @@ def _keys(
 
 
 def rest(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what follows the log-sum-exp in a forward pass: dropout states and a debug mask, which nobody reads."""
+    """Return the results behind the log-sum-exp, which nobody reads: two states of dropout, and a debug mask."""
     state = torch.empty(2, dtype=torch.uint64, device=query.device)
     return state, torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0)

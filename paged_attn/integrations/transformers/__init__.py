@@ -1,4 +1,4 @@
-"""`transformers` over this library: `generate_batch` on the host's own paged cache, and plain `generate`.
+"""`transformers` over this library: `generate_batch` over the host's own paged cache, and plain `generate`.
 
 `register()` changes the host and returns the name for `model.set_attn_implementation`.  `unregister()` undoes all
 changes.

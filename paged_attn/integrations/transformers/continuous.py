@@ -1,7 +1,7 @@
 """`generate_batch`: attention over the host's own paged cache, without gathering keys and values.
 
 A layer's keys and values are views of the host's cache.  Page tables, lengths and slots of a step are derived once for
-all layers of a group, and nothing waits for the device.
+all layers of a group.  Nothing waits for the GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def attend(
     tables = tables_of(layer, module.layer_idx, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if k.shape[1:] != layer.k_pages.shape[2:] or v.shape[1:] != layer.v_pages.shape[2:]:
-        # All rows have config.head_dim elements: too few for expanded keys of latent attention, for example.
+        # All rows of the host's cache have config.head_dim elements, too few for expanded keys of latent attention.
         raise ValueError(
             f"{type(module).__name__} brings keys {list(k.shape[1:])}, values {list(v.shape[1:])} [kv_heads, dim], but "
             f"transformers' paged cache has rows of {list(layer.k_pages.shape[2:])}, for any attention: plain generate "
@@ -50,7 +50,7 @@ def attend(
 
 
 def _write(k: Tensor, v: Tensor, layer: Any, tables: Any) -> None:
-    # Unchecked, because the host sends all padding to one slot, which nobody reads.
+    # Unchecked: the host gives all padding one slot, which nobody reads, and checks refuse a slot given twice.
     write_kv(k, v, layer.k_pages, layer.v_pages, tables.slots, check=False)
 
 
@@ -60,13 +60,13 @@ def _write(k: Tensor, v: Tensor, layer: Any, tables: Any) -> None:
 class Layer(NamedTuple):
     """A layer's part of the cache: pages [pages, page_size, kv_heads, D], and the host's slots [slots, 1, kv_heads, D].
 
-    Pages and slots are views of one memory.  Some versions of the host keep all layers in one buffer, and number slots
-    through the rows of all layers.  `k_slots` and `v_slots` then overlap, because each is nearly the whole buffer.
-    Calls only read `k_slots` and `v_slots`, and write through pages.
+    Pages and slots are views of one memory.  Some versions of the host keep all layers in one buffer, and their slot
+    numbers count the rows of all layers.  Then `k_slots` and `v_slots` overlap: each is nearly the whole buffer.  Both
+    are only read.  Writes of new keys and values go to `k_pages` and `v_pages`.
     """
 
-    group: int  # group of layers with common page tables and indices
-    kind: str  # "full_attention" or "sliding_attention": the key of the layer in the host's dicts of lengths
+    group: int  # number of the layer's group, whose layers share page tables and indices
+    kind: str  # "full_attention" or "sliding_attention": the layer's key in the host's dicts of lengths
     page_size: int
     stride: int  # slots of the host from a page to the next page
     window: int | None  # slots of a sequence's ring buffer in a sliding layer; None: no ring buffer
@@ -85,13 +85,13 @@ def layer_of(cache: Any, index: int) -> Layer:
 
 
 def _find(cache: Any, index: int) -> Layer:
-    if hasattr(cache, "layer_to_allocator"):  # one buffer for all layers, views shifted by the layer
+    if hasattr(cache, "layer_to_allocator"):  # one buffer for all layers; a layer's views begin at its first row
         allocator = cache.layer_to_allocator[index]
         k, v = allocator._kv_token_views[index]
         kind, page_size = allocator.layer_type, allocator.tokens_per_page
         window, stride = getattr(allocator, "sliding_window", None), allocator.block_physical_stride
         return _layer(allocator.index, kind, page_size, stride, window, k, v)
-    if hasattr(cache, "layer_index_to_group_indices"):  # a buffer per layer of a group
+    if hasattr(cache, "layer_index_to_group_indices"):  # a buffer for each place in a group; groups share buffers
         group, place = cache.layer_index_to_group_indices[index]
         window = cache.sliding_windows[index]  # the host writes 1 for full attention
         kind = "full_attention" if window == 1 else "sliding_attention"
@@ -106,7 +106,7 @@ def _find(cache: Any, index: int) -> Layer:
 def _layer(group: int, kind: str, page_size: int, stride: int, window: int | None, k: Tensor, v: Tensor) -> Layer:
     if kind not in ("full_attention", "sliding_attention"):
         raise ValueError(f"paged_attn does not know layers of {kind}")
-    slots = min(len(k), len(v))  # with shifted views, the view of values is shorter
+    slots = min(len(k), len(v))  # in one buffer, the view of values begins later, so it is shorter
     pages = 1 + (slots - page_size) // stride
     paged = [x.as_strided((pages, page_size, *x.shape[1:]), (stride * x.stride(0), *x.stride())) for x in (k, v)]
     return Layer(group, kind, page_size, stride, window, k[:slots].unsqueeze(1), v[:slots].unsqueeze(1), *paged)
@@ -127,7 +127,7 @@ class Tables(NamedTuple):
 
 
 class StepTables:
-    """Tables of a step, by group of layers, and the layers that have asked for them."""
+    """Tables of a step for each group of layers, and the layers that have asked for them."""
 
     def __init__(self) -> None:
         self.layers: set[int] = set()
@@ -137,8 +137,8 @@ class StepTables:
 def tables_of(layer: Layer, index: int, kwargs: dict[str, Any]) -> Tables:
     """Return the tables of a layer's group; they are kept as an attribute of the step's tensor cu_seq_lens_q.
 
-    If a layer asks a second time, the host has put a new step into the same tensors, as in a capture after a trial run.
-    All tables are then derived anew.
+    If a layer asks a second time, the host has put a new step into the same tensors, as when it captures a graph after
+    a trial run.  All tables are then derived anew.
     """
     lengths = kwargs["cu_seq_lens_q"]
     step = getattr(lengths, "_paged_attn_step", None)
@@ -163,7 +163,10 @@ def _bound(name: str, kwargs: dict[str, Any]) -> Any:
 
 
 def _of_index(layer: Layer, kwargs: dict[str, Any]) -> Tables:
-    """Derive tables from read_index and write_index, which list the slots of keys, sequence after sequence."""
+    """Derive tables from read_index, the slots of keys to read, and write_index, the slots of new keys.
+
+    Both list slots sequence after sequence.  read_index is empty if no key is cached.
+    """
     cu_q, cu_k = kwargs["cu_seq_lens_q"], _of_kind(kwargs["cu_seq_lens_k"], layer.kind)
     read, slots = kwargs["read_index"][layer.group], kwargs["write_index"][layer.group]
     cached = read.numel() > 0
@@ -175,7 +178,7 @@ def _of_index(layer: Layer, kwargs: dict[str, Any]) -> Tables:
         at = cu_k[:-1, None] + torch.arange(0, bound, page, device=index.device)
         table = index[at.clamp_(max=index.numel() - 1)]
         table = (table if page == 1 else table // layer.stride).int()
-    else:  # an empty ring: all keys are new, and no page is read
+    else:  # rings without cached keys: all keys are new, and no page is read
         table = cu_q.new_zeros(1, bound // page).expand(len(cu_q) - 1, -1)
     if layer.stride != layer.page_size:  # the host's slots also count rows of other layers
         slots = slots // layer.stride * layer.page_size + slots % layer.stride

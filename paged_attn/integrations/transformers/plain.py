@@ -1,7 +1,7 @@
 """The registered attention function, and plain `generate`.
 
-`forward` refuses unknown arguments and leaves continuous batching to continuous.py.  Plain `generate` has the host's
-[B, kv_heads, T, D] keys and values, read as pages without a copy, and its masks.
+`forward` refuses some arguments and leaves continuous batching to continuous.py.  In plain `generate`, the host's
+[B, kv_heads, T, D] keys and values are read as pages in place, and its masks become bounds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import continuous
 PAGE = 16
 CHUNKED = "chunked_overlay.<locals>.inner_mask"
 KNOWN = ("causal_mask_function", "sliding_window_overlay.<locals>.inner_mask", CHUNKED)
-# Arguments of some models' attention that would change the result and are refused.
+# Arguments of some models' attention that would change the result.  They are refused; other arguments are ignored.
 UNKNOWN = ("head_mask", "position_bias", "indices", "block_indices", "output_attentions")
 
 
@@ -51,7 +51,7 @@ def forward(
     cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend in transformers' form: q [B, heads, n, D], k and v [B, kv_heads, T, D] -> ([B, n, heads, D], None)."""
+    """Attend in transformers' shapes: q [B, heads, n, D], k and v [B, kv_heads, T, D] -> ([B, n, heads, D], None)."""
     if dropout:
         raise ValueError(f"paged_attn has no dropout, got dropout = {dropout}: call model.eval()")
     for name in UNKNOWN:
@@ -62,7 +62,7 @@ def forward(
     if cache is not None:
         return continuous.attend(module, query, key, value, cache, sliding_window, scores, kwargs), None
     name = getattr(getattr(module, "config", None), "_attn_implementation", None) or ""
-    if name.startswith("paged|"):  # under this name the host masks no padding
+    if name.startswith("paged|"):  # with this prefix the host makes no mask, so padding would be seen
         raise ValueError(f"{name} works in generate_batch only: without the prefix it serves generate, too")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
@@ -78,7 +78,7 @@ def forward(
 
 
 class LayerArguments(NamedTuple):
-    """Arguments of paged_attention that all layers share."""
+    """Arguments of paged_attention that all layers with the same mask share."""
 
     page_table: Tensor
     seq_lens: Tensor
@@ -96,7 +96,8 @@ def attend(
 ) -> Tensor:
     """Attend: query [B, heads, n, D], key [B, kv_heads, T, D], value [B, kv_heads, T, E] -> [B, n, heads, E].
 
-    bounds: result of `mask`.  chunk: positions in the layer's chunks, ignored if bounds have no third number.
+    `bounds` is a result of `mask`.  `window` is the number of keys that a query sees, its own included, or None.
+    `chunk` is the number of positions in the layer's chunks.  Unless bounds have a third number, it is ignored.
     """
     seqs, heads, tokens, dim = query.shape
     if bounds is not None and (bounds.dtype != torch.int32 or bounds.shape not in ((seqs, 1, 1, 2), (seqs, 1, 1, 3))):
@@ -131,7 +132,10 @@ def attend(
 
 
 def _rows_of_a_sequence(x: Tensor) -> int | None:
-    """Rows from a sequence's first row to the next sequence's first row; None if the stride is no multiple of a row."""
+    """Number of rows from a sequence's first row to the next sequence's; 0 if there is one sequence.
+
+    None: the number is not whole, or the dims of a row are not contiguous.
+    """
     if x.stride(3) != 1 or (x.shape[0] > 1 and x.stride(0) % x.stride(2)):
         return None
     return x.stride(0) // x.stride(2) if x.shape[0] > 1 else 0
@@ -140,7 +144,7 @@ def _rows_of_a_sequence(x: Tensor) -> int | None:
 def _pages(x: Tensor, page: int, per_seq: int) -> Tensor:
     """View [B, kv_heads, T, D] as pages [N, kv_heads, page, D]; sequence s begins at page s * per_seq.
 
-    Pages behind a sequence's T keys reach into the next head.  No page table has them.
+    Pages behind a sequence's T keys hold other rows, for example of the next head.  No page table has these pages.
     """
     seqs, heads, keys, dim = x.shape
     count = (seqs - 1) * per_seq + keys // page
@@ -150,10 +154,13 @@ def _pages(x: Tensor, page: int, per_seq: int) -> Tensor:
 def _batch(
     seqs: int, tokens: int, keys: int, page: int, per_seq: int, bounds: Tensor | None, chunk: int | None, device: Any
 ) -> LayerArguments:
-    """Arguments that all layers share, kept as an attribute of bounds, or, without bounds, in a cache by sizes."""
+    """Make the arguments that all layers share, or return kept ones.
+
+    Arguments are kept as an attribute of bounds.  Without bounds, they are cached by sizes.
+    """
     sizes = (seqs, tokens, keys, page, per_seq)
     if bounds is None:
-        # A tensor that is made during capture of a graph has no contents before the replay, so it is not kept.
+        # A tensor that is made while a graph is captured has no contents before the replay, so it is not kept.
         captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         return (_whole.__wrapped__ if captured else _whole)(*sizes, device)
     kept = getattr(bounds, "_paged_attn_batch", None)
@@ -171,16 +178,17 @@ def _batch(
 
 
 def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
-    """Put entries before each row of the table, one for each dropped key of the row's first chunk; no query sees them.
+    """Put `place` entries before each row of the table, so that chunks begin where the host's chunks begin.
 
-    The host drops keys a whole chunk before the first query, and never keys in the chunk of that query.
+    There is an entry for each key that the host has dropped from the chunk of the first key.  No query sees these
+    entries: the host only drops keys a chunk or more before the first query, and so none in that query's chunk.
     """
     columns = torch.arange(table.shape[1] + chunk - 1, device=table.device) - place[:, None]
     return table.gather(1, columns.clamp_(0, table.shape[1] - 1))
 
 
 def _without_padding(batch: LayerArguments, padding: Tensor) -> LayerArguments:
-    """Turn the padding before each sequence, which is its first queries, into a separate sequence without keys.
+    """Turn the first queries of each sequence, which are padding, into a separate sequence without keys.
 
     A length below 0 tells checked calls that the queries are padding.
     """
@@ -204,7 +212,7 @@ def _whole(seqs: int, tokens: int, keys: int, page: int, per_seq: int, device: A
     )
 
 
-# ---- the host's masks, reduced to first keys, ends of keys and places in chunks ------------------
+# ---- the host's masks, reduced to bounds on keys and offsets in chunks ---------------------------
 
 
 def mask(
@@ -221,11 +229,11 @@ def mask(
     """Bounds on keys [B, 1, 1, 2] int32: first key, end (exclusive); None if every sequence sees all kv_length keys.
 
     With chunks that hide keys, [B, 1, 1, 3]: the third number is the first key's offset within its chunk.  Chunks count
-    from a sequence's first token, as in the host.  The host passes 4-D masks on as they are.  Padding is read on the
-    CPU, once for all layers.
+    from a sequence's first token, as in the host.  The host does not call this function for 4-D masks, which `attend`
+    refuses.  Padding is read on the CPU, once for all layers.
     """
     chunk = None if mask_function is None else _chunk(mask_function)
-    end = q_offset + q_length - kv_offset  # a static cache is longer than what it holds
+    end = q_offset + q_length - kv_offset  # a static cache has more slots than keys so far
     ends_early = isinstance(end, Tensor) or end < kv_length
     padded = attention_mask is not None and not bool(attention_mask.all())
     one_chunk = chunk is None or (not isinstance(end, Tensor) and end + kv_offset <= chunk)
@@ -252,7 +260,7 @@ def mask(
 
 
 def _chunk(function: Callable[..., Any]) -> int | None:
-    """Positions in a chunk, or None for a mask without chunks; ValueError unless causal, sliding window or chunked."""
+    """Positions in a chunk; None for a causal or sliding-window mask.  Raises ValueError for any other mask."""
     name = getattr(function, "__qualname__", repr(function))
     if name == "and_masks.<locals>.and_mask":
         parts = [_chunk(part) for part in function.__closure__[0].cell_contents]  # type: ignore[index]

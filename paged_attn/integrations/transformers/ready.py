@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from paged_attn.preparation.engine_steps import Padded
     from paged_attn.preparation.model import Model
 
-STEP = 64  # the host pads batches with prompts to a multiple of so many tokens
-TOKENS = 8192  # tokens of a batch, if the settings leave them to the host
+STEP = 64  # tokens: the host pads batches with prompts to a multiple of this number
+TOKENS = 8192  # tokens of a batch if the settings leave their number to the host
 REQUESTS, KEYS = 1024, 131072  # requests of a batch and keys of a sequence, if no prompts are known
 _begun: list[Begun] = []
 
@@ -38,7 +38,8 @@ def prepare_for(manager: Any, hints: Any) -> None:
     """Begin to compile the kernels of a manager's batches.  hints: the host's bounds on prompts, or None."""
     settings, model = manager.continuous_batching_config, manager.model
     varlen, decodes = settings.cuda_graph_booleans
-    # Without graphs the host pads no batch; with tensor parallelism a rank has only a part of the heads.
+    # Kernels cannot be derived in two cases: without graphs the host pads no batch, and with tensor parallelism a rank
+    # has only a part of the heads.
     if not (varlen or decodes) or getattr(manager.distributed_helper, "tp_size", 1) > 1:
         return
     from paged_attn.integrations.engine_kernels import begin
@@ -66,7 +67,7 @@ def _page_size(settings: Any) -> int:
 
 
 def served_by(model: Any, settings: Any, hints: Any) -> Iterator[Padded]:
-    """Yield kinds of calls under the host's settings, whose gaps the host has filled."""
+    """Yield kinds of calls under the host's settings, after the host has filled in those that were left to it."""
     page = _page_size(settings)
     width = (settings.max_blocks_per_request or 0) * page
     keys = (hints.max_prompt_length + hints.max_generated_length if hints is not None else 0) or width or TOKENS
@@ -78,6 +79,9 @@ def served_by(model: Any, settings: Any, hints: Any) -> Iterator[Padded]:
 
 def served(model: Any, requests: int, tokens: int, keys: int, page: int, width: int | None) -> Iterator[Padded]:
     """Yield kinds of calls for each kind of layers.
+
+    `requests` and `tokens` are upper bounds on the sequences and query tokens of a batch.  `keys` is an upper bound on
+    the keys of a sequence.  `page` is the page size.
 
     width: keys for which page tables of decodes have columns.  0: decodes come without page tables.  None: nothing is
         known about batches.
@@ -98,7 +102,7 @@ def served(model: Any, requests: int, tokens: int, keys: int, page: int, width: 
         yield Padded(plainly, max_seqlen=keys, widths=tuple(widths) if alone else (), **sizes)
     if "sliding_attention" in kinds and window is not None:
         seen = plainly._replace(new=True, window_size=(window - 1, 0))
-        # Rings are read as pages of one slot.  Batches without cached keys pass whole pages, which nobody reads.
+        # Ring buffers are read as pages of one slot.  Batches without cached keys pass whole pages, which are not read.
         for size, stride in ((1, 0), (page, apart["sliding_attention"])):
             rows = seen._replace(page_size=size, page_stride=stride)
             yield Padded(rows, max_seqlen=min(keys, window + tokens), widths=(), **sizes)

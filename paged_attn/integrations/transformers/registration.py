@@ -1,4 +1,4 @@
-"""Changes to the host, chosen by its signatures and attributes, and their undoing."""
+"""Changes to the host, chosen by its signatures and attributes, and how they are undone."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 from . import plain, ready
 from .plain import forward
 
-# The host reads features from the letters of a name.  "flash" means that no mask is needed and that CUDA graphs pay.
-# A 2 or 3 behind "flash" means that decodes may hand over a block table.
+# The host reads features from an implementation's name.  "flash" in it means that no mask is needed and that CUDA
+# graphs pay.  A 2 or 3 behind "flash" means that decodes may hand over a block table.
 NAME = "paged_attn_flash3"
 NAMES = (NAME, f"paged|{NAME}")  # transformers up to 5.19 uses the prefix in continuous batching
 
@@ -25,10 +25,10 @@ _undo: list[Callable[[], None]] = []
 
 
 def register(model: Any = None) -> str:
-    """Make this library an attention implementation of transformers; returns the name to choose it by.
+    """Make this library an attention implementation of transformers; return its name there.
 
     model: a model that will use the name.  Its kernels are compiled now, on all processors; the model is not changed.
-    Without a model, kernels are compiled as the first call of `generate_batch` begins.
+    None: kernels are compiled while the first call of `generate_batch` makes its cache.
 
     Raises: ImportError where transformers is absent or has no continuous batching.  RuntimeError naming what this host
         lacks, compared with transformers 5.17 to 5.24.  After an error nothing has changed.
@@ -97,7 +97,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _keep_name(model: type) -> Callable[..., str]:
-    """A wrapped check that keeps our names: models that list their flash kernels would replace an unknown name."""
+    """Wrap the check of names to keep ours: models that list their flash kernels would replace an unknown name."""
     original = _attribute(model, "_check_and_adjust_attn_implementation")
 
     @functools.wraps(original)
@@ -110,7 +110,7 @@ def _keep_name(model: type) -> Callable[..., str]:
 
 
 def _offer_block_tables(initialization: ModuleType) -> tuple[str, Callable[..., Any]]:
-    """A wrapped lookup of the function that takes block tables: for our names, `forward` takes them itself."""
+    """Wrap the lookup of the function that takes block tables: for our names it returns `forward`."""
     old, new = "lazy_import_paged_flash_attention", "lazy_import_flash_attention"
     name = old if hasattr(initialization, old) else new
     original = _attribute(initialization, name)
@@ -124,7 +124,7 @@ def _offer_block_tables(initialization: ModuleType) -> tuple[str, Callable[..., 
 
 
 def _allow_chunks(masking: ModuleType) -> tuple[str, Callable[..., bool]]:
-    """A wrapped test for "flash", false for our names: the host refuses masks of chunks to flash implementations.
+    """Wrap the host's test for flash implementations, which are refused masks of chunks, to be false for our names.
 
     Only masks of chunks call the test.
     """
@@ -141,7 +141,7 @@ def _allow_chunks(masking: ModuleType) -> tuple[str, Callable[..., bool]]:
 
 
 def _hand_over(paged: type) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """A wrapped `update` that hands over the cache; in some versions, models call `update`, which gathers K and V."""
+    """Wrap the cache's `update` to hand over the cache instead of gathering K and V, if models call `update`."""
     original = _attribute(paged, "update")
     parameters = list(inspect.signature(original).parameters)
     if parameters[-2:] == ["read_index", "write_index"]:  # called by attention functions only
@@ -163,7 +163,7 @@ def _hand_over(paged: type) -> list[tuple[Any, str, Callable[..., Any]]]:
 # ---- defaults of continuous batching, changed if the user sets nothing ---------------------------
 
 # Each call of `generate_batch` captures its graphs anew, with two passes of the model for each graph.  Graphs pay for
-# decodes, whose sizes recur, and not for batches with prompts, whose sizes hardly ever do.
+# decodes, whose sizes recur.  They do not pay for batches with prompts, whose sizes hardly ever recur.
 DECODES = (False, True)  # use_cuda_graph for (batches with prompts, decodes by block table)
 COMPILES = ("default_compile_level", "varlen_compile_config", "decode_compile_config")
 GRAPHS = (
@@ -175,7 +175,10 @@ GRAPHS = (
 def batching_changes(
     api: ModuleType, names: tuple[str, ...], attribute: Callable[[Any, str], Any]
 ) -> list[tuple[Any, str, Any]]:
-    """Replacements (owner, name, value) for the host's managers; attribute(owner, name) raises if a name is missing."""
+    """Return replacements (owner, name, value) of attributes of the host.
+
+    names: our names of attention implementations.  attribute: getattr that raises RuntimeError if a name is missing.
+    """
     mixin, manager = attribute(api, "ContinuousMixin"), attribute(api, "ContinuousBatchingManager")
     resolve = "resolve_continuous_batching_config"
     found = [
@@ -203,7 +206,10 @@ def _capture_decodes(original: Callable[..., Any], names: tuple[str, ...]) -> Ca
 
 
 def _leave_out_warmup(original: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """A wrapped generate_batch without warm-up, which captures all sizes: a call meets few sizes of decodes."""
+    """Wrap generate_batch to leave out the warm-up, unless the user asks for it or for graphs of prompts.
+
+    The warm-up captures decodes of all sizes, but a call meets few of these sizes.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -231,14 +237,14 @@ def _compile_ahead(original: Callable[..., None], names: tuple[str, ...]) -> Cal
 
 
 def _by_block_table(config: Any) -> bool:
-    """Whether decodes will come with block tables, which distinguish decodes from batches with prompts."""
+    """Whether decodes will come with block tables, by which they are told from batches with prompts."""
     kinds = getattr(config, "layer_types", None)
     full = {*kinds} == {"full_attention"} if kinds else getattr(config, "sliding_window", None) is None
     return full and torch.cuda.is_available()
 
 
 def _is_open(settings: Any, config: Any) -> bool:
-    """Whether the user leaves graphs to the host, and asks for neither sizes of graphs nor torch.compile."""
+    """Whether the user sets nothing that concerns CUDA graphs: use_cuda_graph, a padding interval or torch.compile."""
     sizes = settings.q_padding_interval_size or settings.kv_padding_interval_size
     compiles = [getattr(settings, name, None) for name in COMPILES]
     asks = sizes or any(compiles) or getattr(config, "compile_config", None)

@@ -15,7 +15,10 @@ __all__ = ["plugin", "plugin_diffkv", "register", "unregister"]
 
 
 def __getattr__(name: str) -> Any:
-    """Backend, the class with the name CUSTOM: of latent attention (MLA) if the model has it, else the ordinary one."""
+    """Backend, the class that vLLM finds as CUSTOM.
+
+    The class is in latent.py if the model has latent attention (MLA), else in backend.py.
+    """
     if name != "Backend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm.config import get_current_vllm_config_or_none

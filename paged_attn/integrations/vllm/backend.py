@@ -16,7 +16,7 @@ MOST_DIMS = 512
 
 
 class Backend(host.Common, AttentionBackend):
-    """Attention on a GPU for decoders, for encoders and from decoders to encoders; its name is CUSTOM."""
+    """The backend CUSTOM: attention on a GPU in decoders, in encoders and from decoders to encoders."""
 
     accept_output_buffer: bool = True
     forward_includes_kv_cache_update: bool = False
@@ -84,14 +84,14 @@ class Backend(host.Common, AttentionBackend):
 
     @classmethod
     def get_required_kv_cache_layout(cls) -> str | None:
-        """HND, where the tokens of one head lie side by side in a page, unless the user chooses a layout."""
+        """HND, in which the tokens of one head are contiguous in a page.  None: the user has chosen a layout."""
         return None if envs.VLLM_KV_CACHE_LAYOUT is not None else "HND"
 
     # ---- layouts of caches, for later vLLM ----------------------------------------------------------
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Scales by token lie behind the rows of keys and of values."""
+        """Return the spec; with scales by token, a slot also has TAIL bytes for the scale behind each key and value."""
         by_token = spec.kv_quant_mode.name.lower() in BY_TOKEN
         if not by_token or spec.state_content_bytes is not None:
             return spec
@@ -99,14 +99,14 @@ class Backend(host.Common, AttentionBackend):
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...] | None:
-        """All layouts.  First come contiguous pages, then those where the tokens of one head lie side by side."""
+        """All layouts, best first: contiguous pages before others, then contiguous tokens of a head before others."""
         from vllm.v1.kv_cache_interface import KVCacheLayout
 
         return tuple(sorted(KVCacheLayout, key=lambda x: ({*x.value[:2]} != {0, 1}, x.value[-2:] != (3, 4))))
 
 
 class CPUBackend(Backend):
-    """The backend through Triton's interpreter, in place of vLLM's backend for CPUs."""
+    """The backend on a CPU, in place of vLLM's own.  Calls run in plain torch, unless the interpreter is asked for."""
 
     @staticmethod
     def get_name() -> str:
@@ -114,7 +114,7 @@ class CPUBackend(Backend):
 
 
 class DiffKVImpl(Impl):
-    """Attention of a decoder layer whose values have another width than keys; DiffKVBackend knows the width before."""
+    """Attention of a decoder layer whose values have another width than keys; DiffKVBackend has been told the width."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -1,4 +1,4 @@
-"""vLLM's contract as it is known, and whether the installed vLLM keeps it, judged by signatures, not by versions."""
+"""vLLM's interface as this adapter knows it, and checks of the installed vLLM by signatures, not by versions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ FORWARD_MQA = ("self", "q", "kv_c_and_k_pe_cache", "attn_metadata", "layer")
 BUILD = ("self", "common_prefix_len", "common_attn_metadata", "fast_build")
 NEEDED = ("num_actual_tokens", "max_query_len", "max_seq_len", "query_start_loc", "seq_lens", "block_table_tensor",
           "slot_mapping", "causal")  # fmt: skip
-# Optional fields of a batch that are served.  For attention to encoders vLLM puts encoder_seq_lens into seq_lens.
+# Optional fields of a batch that are served.  For attention to encoders, vLLM copies encoder_seq_lens into seq_lens.
 SERVED = ("mm_req_doc_ranges", "rswa_prefix_lens", "encoder_seq_lens")
-# IGNORED: fields of a batch on which this attention does not depend.  Keys over ranks are counted from whole lengths.
+# Fields of a batch that are not read.  Lengths of a rank's own keys (dcp_local_...) follow from whole lengths.
 IGNORED = ("query_start_loc_cpu", "num_reqs", "logits_indices_padded", "num_logits_indices", "max_logits_per_req",
            "encoder_seq_lens_cpu", "dcp_local_seq_lens", "dcp_local_seq_lens_cpu", "positions", "is_prefilling",
            "dcp_local_seq_lens_cpu_upper_bound", "seq_lens_cpu_upper_bound", "req_idx",
            "replayssm_decode_base_cpu")  # fmt: skip
 
 
-PAGE = 8  # page sizes are multiples of so many tokens, for Hopper's kernels
+PAGE = 8  # tokens: page sizes must be multiples of this number, for Hopper's kernels
 
 
 class Common:
-    """Answers to vLLM that all backends of this library give alike; a backend inherits it before vLLM's class."""
+    """Answers to vLLM that all backends of this library share.  Backends inherit this class before vLLM's class."""
 
     supported_dtypes: ClassVar[list[Any]] = [torch.float16, torch.bfloat16, torch.float32]
     impl: ClassVar[type]
@@ -54,9 +54,9 @@ class Common:
 
 
 def check(impl: type, builder: type, batch: type) -> tuple[str, ...]:
-    """Check vLLM's classes; return fields of a batch that are not known, of which none may be set.
+    """Check vLLM's classes; return the names of a batch's unknown fields, for `refuse`.
 
-    Raises: RuntimeError naming what differs from the known contract.
+    Raises: RuntimeError naming what differs from the known interface.
     """
     _parameters(impl.forward, FORWARD)  # type: ignore[attr-defined]
     _parameters(builder.build, BUILD)  # type: ignore[attr-defined]
@@ -68,18 +68,18 @@ def check(impl: type, builder: type, batch: type) -> tuple[str, ...]:
 
 
 def check_latent(impl: type) -> None:
-    """Raises RuntimeError naming what in vLLM's frame for latent attention differs from the known contract."""
+    """Raises RuntimeError naming what differs from the known interface in vLLM's frame for latent attention."""
     _parameters(impl.forward_mqa, FORWARD_MQA)  # type: ignore[attr-defined]
 
 
 def implemented(backend: type) -> None:
-    """Raises RuntimeError if vLLM wants methods that this backend lacks."""
+    """Raises RuntimeError if vLLM has abstract methods that this backend lacks."""
     if missing := sorted(getattr(backend, "__abstractmethods__", ())):
         raise RuntimeError(f"paged_attn does not know {_version()}, whose backends have {', '.join(missing)}")
 
 
 def refuse(batch: Any, unknown: tuple[str, ...]) -> None:
-    """Raises NotImplementedError naming a field that the batch sets and this library does not know."""
+    """Raises NotImplementedError naming an unknown field that the batch sets.  unknown: result of `check`."""
     for name in unknown:
         value, default = getattr(batch, name), type(batch).__dataclass_fields__[name].default
         if value is not None and value is not default:
@@ -94,7 +94,7 @@ def shard_of(config: Any, spec: Any) -> tuple[int, int, int] | None:
         group = get_dcp_group()
     except AssertionError:  # vLLM has made no groups
         return None
-    if group.world_size == 1 or not getattr(spec, "dcp_sharded", True):  # every rank has all keys of some drafts
+    if group.world_size == 1 or not getattr(spec, "dcp_sharded", True):  # False: each rank keeps all keys (some drafts)
         return None
     return group.rank_in_group, group.world_size, config.parallel_config.cp_kv_cache_interleave_size
 

@@ -1,4 +1,4 @@
-"""The attention of one layer: its options, and calls of write_kv and paged_attention over vLLM's cache."""
+"""Attention of one layer: its options, and its calls of write_kv, write_qkv and paged_attention over vLLM's cache."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from paged_attn.distributed import groups
 from ..score_mods import alibi_sqrt
 from .metadata import Metadata
 
-# Options that an implementation does not serve -> the value that turns the option off.
+# Options of vLLM that are refused -> the value that turns the option off and is accepted.
 NEUTRAL = {"chunk_lookback": -1}
-# Bytes of a float32 scale that lies behind each row of keys or of values, in caches with scales by token.
+# Bytes of the float32 scale behind each key and each value, in caches with scales by token and KV head.
 TAIL = 4
 BY_TOKEN = ("int8_per_token_head", "fp8_per_token_head")
-# Encoders have no cache, only the keys of the call.  A decoder's attention to an encoder has a cache.
+# Encoders have no cache and see only the call's own keys.  A decoder's attention to an encoder has a cache.
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 SERVED = (AttentionType.DECODER, AttentionType.ENCODER_DECODER, *ENCODERS)
 
 
 class Impl(AttentionImpl):
-    """Attention of a layer, without weights; vLLM calls it between the layer's projections."""
+    """Attention of a layer, without its projections: vLLM calls it between these."""
 
-    # Decode context parallelism.  Masks use positions in the whole sequence, so drafts work with stripes of any size.
+    # Decode context parallelism.  Masks go by positions in whole sequences, so drafts work with stripes of any size.
     supports_dcp: ClassVar[bool] = True
     can_return_lse_for_decode: ClassVar[bool] = True
     supports_mtp_with_cp_non_trivial_interleave_size: ClassVar[bool] = True
@@ -100,16 +100,16 @@ class Impl(AttentionImpl):
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """Write keys and values into the cache; vLLM calls it before forward, except for layers that share a cache."""
+        """Write new keys and values.  vLLM calls this before forward, unless the layer reads another layer's cache."""
         if self.encodes:
             return
         k_cache, v_cache = self.caches(kv_cache)
         tokens = slot_mapping.shape[0]
-        if key.shape[0] != tokens:  # padding has no slots
+        if key.shape[0] != tokens:  # rows of padding have no slots
             key, value = key[:tokens], value[:tokens]
         write_kv(key, value, k_cache, v_cache, slot_mapping, kv_layout="HND", **self._scales(layer))
 
-    # ---- hooks of vLLM's passes, which fuse what comes before the cache update ----------------------
+    # ---- hooks of vLLM's compiler passes, which fuse norm and rotation with the cache update --------
 
     def fused_rope_kvcache_supported(self) -> bool:
         """Whether vLLM may call do_rope_and_kv_cache_update: only in decoders' attention to their own keys.
@@ -132,9 +132,9 @@ class Impl(AttentionImpl):
         kv_cache: Tensor,
         layer_slot_mapping: Tensor,
     ) -> None:
-        """Rotate queries in place; rotate keys, and write keys and values into the cache.  All is one launch.
+        """In one launch, rotate queries in place, and write rotated keys, and values, into the cache.
 
-        key stays unrotated: forward reads keys from the cache.
+        `key` itself stays unrotated, because forward reads keys from the cache.
         """
         tokens = layer_slot_mapping.shape[0]
         parts = (query, self.num_heads), (key, self.num_kv_heads), (value, self.num_kv_heads)
@@ -156,9 +156,9 @@ class Impl(AttentionImpl):
         kv_cache: Tensor,
         layer_slot_mapping: Tensor,
     ) -> None:
-        """Norm and rotate queries into q_out; norm and rotate keys, and write keys and values.  All is one launch.
+        """In one launch, norm and rotate queries into q_out, and write normed and rotated keys, and values.
 
-        k_out stays as it is: forward reads keys from the cache.
+        k_out is not written, because forward reads keys from the cache.
         """
         tokens = layer_slot_mapping.shape[0]
         out = q_out[:tokens].view(tokens, self.num_heads, self.head_size)
@@ -192,10 +192,10 @@ class Impl(AttentionImpl):
         """Attend; query [tokens, heads, head_size], output [tokens, heads, head_size_v].
 
         kv_cache is [blocks, kv_heads, block_size, head_size + head_size_v] with any strides.  A cache with scales by
-        token has TAIL more bytes behind each key and each value.  Rows behind the batch's tokens are padding, and
-        become zeros.
+        token has TAIL more bytes behind each key and each value.  Rows of `output` behind the batch's tokens are
+        padding, and become zeros.
         """
-        if attn_metadata is None:  # vLLM measures how much memory a step takes
+        if attn_metadata is None:  # vLLM only measures how much memory a step takes
             return output.fill_(0)
         if output_block_scale is not None:
             raise NotImplementedError("paged_attn quantises results by one scale, not by output_block_scale")
@@ -215,8 +215,8 @@ class Impl(AttentionImpl):
             positions = torch.nn.functional.pad(positions, (0, len(q) - len(positions)))
         if self.alibi_slopes is not None:
             own |= self._slopes(self._slopes_of(q.device, group), m)
-        # Keys that a causal window shows behind the query's own key: none (0).  With spans the window has no end (-1):
-        # the causal mask hides later keys, except those that a span shows.
+        # window_size[1] of a causal window: 0.  With spans it is -1, no limit: a limit would hide later keys that a
+        # span shows, and the causal mask hides all other later keys.
         ahead = 0 if m.spans is None else -1
         attend: Any = paged_attention
         if group is None:
@@ -245,15 +245,15 @@ class Impl(AttentionImpl):
         return output
 
     def _over_ranks(self, group: Any, shard: Any, output_scale: Tensor | None) -> dict[str, Any]:
-        """Keywords of distributed.paged_attention: a rank has queries of its own heads, and gets their results."""
+        """Keywords of distributed.paged_attention: a rank has queries of its own heads, and gets results of these."""
         if output_scale is not None:
             raise NotImplementedError("paged_attn does not quantise results of decode context parallelism")
         _, world, stripe = shard
-        sinks = None if self.sinks is None else self.sinks.repeat(world)  # only those of a rank's own heads are read
+        sinks = None if self.sinks is None else self.sinks.repeat(world)  # a rank reads sinks of its own heads only
         return {"group": group, "stripe": stripe, "q_heads": "own", "sinks": sinks}
 
     def _slopes_of(self, device: torch.device, group: Any) -> Tensor:
-        """Return ALiBi slopes on the device: of this rank's heads without a group, of all ranks' heads with a group.
+        """Return ALiBi slopes on the device: with a group those of all ranks' heads, else those of this rank's heads.
 
         Gathered slopes are kept for later calls, unless a graph is being captured: the graph then owns their memory.
         """
@@ -270,12 +270,12 @@ class Impl(AttentionImpl):
         return slopes
 
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [blocks, kv_heads, block, head_size] and values [..., head_size_v], views of the cache, made once.
+        """Keys [blocks, kv_heads, block, head_size] and values [..., head_size_v]: views of the cache, which are kept.
 
-        Scales by token [blocks, kv_heads, block] lie behind keys and behind values.
+        If the cache has scales by token, views of these [blocks, kv_heads, block] are kept, too.
         """
         if self._seen is not kv_cache or self._caches is None:
-            behind = self.head_size + self.tail  # where values begin
+            behind = self.head_size + self.tail  # index of the first value on the last axis
             width = behind + self.head_size_v + self.tail
             if kv_cache.ndim != 4 or kv_cache.shape[-1] != width:
                 raise NotImplementedError(
@@ -292,7 +292,7 @@ class Impl(AttentionImpl):
         return self._caches
 
     def _slopes(self, slopes: Tensor, metadata: Metadata) -> dict[str, Any]:
-        """ALiBi as keywords of paged_attention."""
+        """ALiBi as keywords of paged_attention.  slopes: result of `_slopes_of`."""
         if metadata.window is not None:
             raise NotImplementedError("paged_attn does not know ALiBi beside R-SWA, in which queries stand elsewhere")
         if self.use_alibi_sqrt:
@@ -302,16 +302,16 @@ class Impl(AttentionImpl):
         return {"alibi_slopes": slopes, "alibi_symmetric": self.encodes}
 
     def _scales(self, layer: Any) -> dict[str, Any]:
-        """Scales as keywords.  Scales by token are views of the cache that `caches` was last called with."""
+        """Scales as keywords.  Scales by token are views of the cache with which `caches` was last called."""
         if self._slot_scales is not None:
             return dict(zip(("k_scale", "v_scale"), self._slot_scales))
         return {} if self.fp8 is None else {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
-        """Whether vLLM may fuse quantisation into attention: results as e4m3 with one scale."""
+        """Whether vLLM may fuse quantisation into attention: to e4m3 with one scale, unless ranks share the keys."""
         from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
 
-        return bool(quant_key == kFp8StaticTensorSym) and self.ranks == 1  # results of ranks are joined in 32 bits
+        return bool(quant_key == kFp8StaticTensorSym) and self.ranks == 1  # ranks exchange float32
 
 
 def group_of_keys() -> Any:
@@ -331,5 +331,5 @@ def fp8_of(kv_cache_dtype: str) -> torch.dtype | None:
 
 
 def tail_of(kv_cache_dtype: str) -> int:
-    """Bytes behind each row of keys or of values."""
+    """Bytes of the scale behind each key and each value; 0 without scales by token."""
     return TAIL if kv_cache_dtype in BY_TOKEN else 0

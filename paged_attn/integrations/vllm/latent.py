@@ -1,7 +1,7 @@
 """Latent attention (MLA) inside vLLM's frame: decodes and writes go to this library, over the cache of latents.
 
-vLLM absorbs each head's key matrix into the query before `forward_mqa`.  For prefills vLLM expands keys and values, and
-prefill.py attends to the expanded ones.
+vLLM absorbs each head's key matrix into the query before `forward_mqa`.  For prefills, vLLM expands keys and values for
+its prefill backend, which is prefill.py if the user chooses it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MOST_DIMS, MOST_RANK = 576, 512
 
 @dataclasses.dataclass
 class Decodes(frame.MLACommonDecodeMetadata):
-    """Metadata of decodes; with several query tokens each, also where the queries of each sequence begin."""
+    """Metadata of decodes, which may have several query tokens each."""
 
-    query_start_loc: Tensor | None = None  # [seqs + 1] int32; None: one query token each
+    query_start_loc: Tensor | None = None  # [seqs + 1] int32, as cu_seqlens_q; None: one query token each
     max_query_len: int = 1
-    shard: tuple[int, int, int] | None = None  # (rank, world, stripe): keys over ranks
+    shard: tuple[int, int, int] | None = None  # (rank, world, stripe) if ranks share the keys
 
 
 class Builder(frame.MLACommonMetadataBuilder):
@@ -42,7 +42,7 @@ class Builder(frame.MLACommonMetadataBuilder):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any, **more: Any) -> None:
         self.shard = host.shard_of(vllm_config, kv_cache_spec)
-        # Causal decodes of several query tokens need no keys of other ranks: positions are of whole sequences.
+        # Masks go by positions in whole sequences, so a rank masks its own keys correctly for several query tokens.
         more = {"supports_dcp_with_varlen": True} | more
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, **more)
         most = self.reorder_batch_threshold or 1
@@ -67,7 +67,7 @@ class Builder(frame.MLACommonMetadataBuilder):
 
 
 class Impl(frame.MLACommonImpl):
-    """Decodes of a layer; vLLM's frame calls it between the products with each head's matrices."""
+    """Decodes of a layer.  vLLM's frame calls them between the products with each head's key and value matrices."""
 
     can_return_lse_for_decode: bool = True
     supports_dcp: bool = True
@@ -104,7 +104,7 @@ class Impl(frame.MLACommonImpl):
             kv_sharing_target_layer_name, **latent,
         )  # fmt: skip
         if sliding_window is not None or logits_soft_cap:
-            # Prefills belong to vLLM's frame, which hands over neither windows nor softcaps.
+            # vLLM's frame calls prefill backends without a window or a softcap.
             raise NotImplementedError("paged_attn does not know windows and softcaps of vLLM's latent attention")
         self.supports_quant_query_input = False
         self.fp8 = fp8_of(kv_cache_dtype)
@@ -119,7 +119,7 @@ class Impl(frame.MLACommonImpl):
         k_scale: Tensor,
         skip_scale: bool = False,
     ) -> None:
-        """Write latents [tokens, rank] and rotated keys [tokens, 1, rope] to the parts of each slot, in one launch."""
+        """Write latents [tokens, rank] and rotated keys [tokens, 1, rope] side by side into slots, in one launch."""
         if kv_cache.numel() == 0:
             return
         keys, values = self.caches(kv_cache)
@@ -137,15 +137,15 @@ class Impl(frame.MLACommonImpl):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from q [tokens, heads, rank + rope], or its two parts, to latents -> [tokens, heads, rank].
 
-        With keys over ranks, q has the heads of all ranks, and the second result is the log-sum-exp [tokens, heads]
-        over this rank's keys, by which vLLM joins the ranks.
+        If ranks share the keys, q has the heads of all ranks, and the second result is the log-sum-exp [tokens, heads]
+        over this rank's keys, by which vLLM joins the results.  Else the second result is None.
         """
         decode = attn_metadata.decode
         if not getattr(attn_metadata, "causal", True):
             raise NotImplementedError("paged_attn does not know latent attention without causality in vLLM")
         keys, values = self.caches(kv_c_and_k_pe_cache)
         lens, bound, over = decode.seq_lens, attn_metadata.max_seq_len, {}
-        if decode.shard is not None:  # vLLM's lengths are then those of a rank's keys
+        if decode.shard is not None:  # decode.seq_lens and max_seq_len count the rank's own keys
             lens, bound = decode.dcp_tot_seq_lens, bound * decode.shard[1]
             over = {"shard": decode.shard, "return_lse": True}
         out = paged_attention(
@@ -160,7 +160,7 @@ class Impl(frame.MLACommonImpl):
         return (out, None) if isinstance(out, Tensor) else out
 
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [blocks, block, 1, rank + rope] and values, the first rank dims: views of the cache without axis 2."""
+        """View a cache without axis 2 as (keys [blocks, block, 1, rank + rope], values: their first `rank` dims)."""
         if kv_cache.ndim != 3 or kv_cache.shape[-1] != self.head_size:
             raise NotImplementedError(
                 f"paged_attn knows caches of latents [blocks, block, {self.head_size}], got {list(kv_cache.shape)}"
@@ -173,7 +173,7 @@ class Impl(frame.MLACommonImpl):
 
 
 class Backend(host.Common, frame.MLACommonBackend):
-    """The backend of latent attention with the name CUSTOM: what vLLM asks before it chooses a backend."""
+    """The backend of latent attention that has the name CUSTOM, with what vLLM asks before it chooses a backend."""
 
     impl: ClassVar[type] = Impl
     builder: ClassVar[type] = Builder
@@ -197,7 +197,7 @@ class Backend(host.Common, frame.MLACommonBackend):
 
 
 class CPUBackend(Backend):
-    """The backend through Triton's interpreter, in place of vLLM's backend for CPUs."""
+    """The backend on a CPU, in place of vLLM's own.  Calls run in plain torch, unless the interpreter is asked for."""
 
     @staticmethod
     def get_name() -> str:

@@ -1,4 +1,4 @@
-"""A batch's metadata, shared by all layers of a group, and the builder that makes it from vLLM's common metadata."""
+"""Metadata of a batch for all layers of a group, and the builder that makes it from vLLM's common metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNKNOWN = host.check(AttentionImpl, AttentionMetadataBuilder, CommonAttentionMet
 
 @dataclasses.dataclass
 class Metadata(AttentionMetadata):
-    """Arguments of write_kv and paged_attention under vLLM's names."""
+    """What calls of write_kv and paged_attention need of a batch.  The first fields have vLLM's names."""
 
     num_actual_tokens: int
     max_query_len: int
@@ -37,19 +37,19 @@ class Metadata(AttentionMetadata):
     seq_lens: Tensor
     block_table: Tensor
     slot_mapping: Tensor
-    causal: bool | Tensor  # for all sequences, or bool [seqs]
-    spans: Tensor | None = None  # [seqs, R, 2], images whose tokens see each other
-    # R-SWA (flash_attn/unified.py): keys of the prompt stay visible behind the window of generated tokens.  Models with
-    # R-SWA have these fields in place of a layer's window.
+    causal: bool | Tensor  # one flag for all sequences, or bool [seqs]
+    spans: Tensor | None = None  # [seqs, R, 2]: images whose tokens see each other
+    # R-SWA (flash_attn/unified.py): keys of the prompt stay visible behind the window of generated tokens.  In models
+    # with R-SWA, these fields replace the layer's window.
     window: int | None = None
     prefix_lens: Tensor | None = None  # [seqs]
     query_positions: Tensor | None = None  # [tokens]
-    shard: tuple[int, int, int] | None = None  # (rank, world, stripe), keys over ranks; lengths are of whole sequences
+    shard: tuple[int, int, int] | None = None  # (rank, world, stripe) if ranks share keys; seq_lens count all of them
     split: bool = False  # each of vLLM's sequences is split into two: queries in its prompt, and later ones
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
-    """Builder that computes nothing from lengths: they stay on the device, and graphs may be replayed with others."""
+    """Builder that never reads lengths on the CPU, so graphs can be replayed with other lengths."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
     supports_update_block_table: bool = True
@@ -58,7 +58,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.prompts = prompts_of(vllm_config, device)
-        if self.prompts is not None:  # each step copies its prompt lengths, which an update leaves out
+        if self.prompts is not None:  # build() must copy prompt lengths in each step, and an update does not call it
             self.supports_draft_decode_metadata_update = False
         self.shard = host.shard_of(vllm_config, kv_cache_spec)
         if self.shard is not None:
@@ -70,14 +70,14 @@ class Builder(AttentionMetadataBuilder[Metadata]):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """With R-SWA, only decodes of one token can be captured: other batches make new tensors at each step."""
+        """With R-SWA, only decodes of one token can be captured: for other batches, build() makes new tensors."""
         rswa = getattr(vllm_config.model_config, "rswa_window", None) is not None
         return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if rswa else cls._cudagraph_support
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> Metadata:
-        """Make a batch's metadata.  A common prefix is part of each sequence's pages: there is no cascade."""
+        """Make a batch's metadata.  common_prefix_len is ignored: there is no cascade attention."""
         c = common_attn_metadata
         host.refuse(c, UNKNOWN)
         bound = -(-int(c.max_seq_len) // BUCKET) * BUCKET  # int(): with chunks, vLLM's bounds are numpy's
@@ -107,11 +107,11 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         return dataclasses.replace(metadata, block_table=table, slot_mapping=slot_mapping)
 
     def update_draft_decode_metadata(self, metadata: Metadata) -> None:
-        """Nothing to update: all that changes from step to step lies in vLLM's tensors."""
+        """Update nothing: all that changes from one draft step to the next lies in vLLM's tensors."""
 
 
 def _spans(batch: CommonAttentionMetadata) -> Tensor | None:
-    """Spans [seqs, R, 2] from ranges that vLLM gives on the host, R padded to a power of two; None without ranges."""
+    """Spans [seqs, R, 2] from ranges that vLLM gives on the CPU, with R a power of two; None without ranges."""
     told = getattr(batch, "mm_req_doc_ranges", None)
     most = max(map(len, told.values()), default=0) if told else 0
     if not told or most == 0:
@@ -123,18 +123,18 @@ def _spans(batch: CommonAttentionMetadata) -> Tensor | None:
 
 # ---- R-SWA: the window of a model, and the prompt lengths of a batch ------------------------------
 
-ALL = 2**31 - 1  # a prefix that hides nothing, for captures, in which vLLM gives no prompt lengths
+ALL = 2**31 - 1  # length of a prefix that covers every key, for captures: vLLM then gives no prompt lengths
 
 
 class Prompts:
-    """The window of a model, and the prompt lengths of a batch, at an address that stays fixed for graphs."""
+    """The window of a model, and the prompt lengths of a batch, which stay at one address for graphs."""
 
     def __init__(self, window: int, seqs: int, device: Any) -> None:
         self.window = window
         self.lens = torch.full((seqs,), ALL, dtype=torch.int32, device=device)
 
     def tell(self, lens: Tensor | None, seqs: int) -> Tensor:
-        """Copy prompt lengths and return them, [seqs] int32; vLLM may leave out padding, whose lengths become 0."""
+        """Copy prompt lengths and return them, [seqs] int32.  Padding that vLLM leaves out has length 0.  None: ALL."""
         mine = self.lens[:seqs]
         if lens is None:
             return mine.fill_(ALL)
@@ -144,10 +144,10 @@ class Prompts:
         return mine
 
     def applied(self, metadata: Metadata, lens: Tensor | None) -> Metadata:
-        """Add prefixes to a batch's metadata; cut sequences of several queries in two, at the end of the prompt."""
+        """Return metadata with prefixes.  Sequences of several queries are cut in two at the end of the prompt."""
         m = metadata
         prompts = self.tell(lens, len(m.seq_lens))
-        if m.max_query_len == 1:  # no key comes after a single query, so a prefix shows it no later key
+        if m.max_query_len == 1:  # a single query is last, so its prefix has no later keys
             return dataclasses.replace(m, window=self.window, prefix_lens=prompts)
         table, lens, starts, prefixes, positions = split(
             prompts, m.block_table, m.seq_lens, m.query_start_loc, m.num_actual_tokens
@@ -159,6 +159,6 @@ class Prompts:
 
 
 def prompts_of(vllm_config: Any, device: Any) -> Prompts | None:
-    """Return a model's Prompts; None for models without R-SWA, which are all but one."""
+    """Return a model's Prompts; None for models without R-SWA."""
     window = getattr(vllm_config.model_config, "rswa_window", None)
     return None if window is None else Prompts(window, vllm_config.scheduler_config.max_num_seqs, device)

@@ -14,7 +14,7 @@ from . import host
 
 
 class Prefill(MLAPrefillBackend):
-    """Attention of a step's new tokens to each other, and to expanded chunks of their contexts; vLLM merges both."""
+    """Attention of new tokens to each other, and to expanded chunks of their contexts.  vLLM merges the results."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -31,7 +31,7 @@ class Prefill(MLAPrefillBackend):
         out: Tensor | None = None,
         output_scale: Tensor | None = None,
     ) -> Any:
-        """Attend to new tokens -> [tokens, heads, v_head_dim], and with return_softmax_lse an LSE [heads, tokens]."""
+        """Attend to new keys -> [tokens, heads, v_head_dim]; with return_softmax_lse also the LSE [heads, tokens]."""
         if output_scale is not None:
             raise NotImplementedError("paged_attn does not quantise results of latent attention, output_scale")
         of = self._prefill_metadata
@@ -48,7 +48,10 @@ class Prefill(MLAPrefillBackend):
         chunk_idx: int | None = None,
         out: Tensor | None = None,
     ) -> Any:
-        """Attend to a chunk of contexts, with LSE.  Up to vLLM 0.31 all requests have a part in each chunk."""
+        """Attend to a chunk of contexts -> (out, LSE [heads, tokens]).
+
+        chunk: the chunk and its requests.  Up to vLLM 0.31, chunk_idx: number of a chunk that has keys of all requests.
+        """
         of = self._prefill_metadata
         if chunk is not None:
             ends = chunk.query_start_loc, chunk.cu_seq_lens, chunk.max_query_len, chunk.max_seq_len

@@ -17,8 +17,8 @@ from paged_attn.preparation.score_mod_ref import named
 from ..score_mods import alibi_sqrt
 from . import host
 
-SPANS = (1, 2)  # images of a sequence; kernels for more images are compiled when they come
-SLOTS = 3  # index of the axis of slots in vLLM's [layers, pages, heads, slots, dims]
+SPANS = (1, 2)  # R of spans: images of a sequence.  Kernels for more images are compiled when a call needs them
+SLOTS = 3  # number of the axis of slots in vLLM's layouts, whose axes are [layers, pages, heads, slots, dims]
 E4M3 = torch.float8_e4m3fn
 log = init_logger("vllm.paged_attn")  # vLLM shows only messages of loggers under "vllm"
 
@@ -28,7 +28,7 @@ class Steps(NamedTuple):
 
     seqs: int
     tokens: int
-    keys: int  # of a sequence
+    keys: int  # keys of a sequence
     decode: int  # query tokens of a decode: 1 + drafts
     page_size: int
     dtype: torch.dtype
@@ -42,9 +42,11 @@ class Steps(NamedTuple):
 
 
 def make_ready(spec: Any, names: list[str], config: Any, device: Any, served: Any) -> None:
-    """Compile the kernels of a group of layers, and of equal layers in groups with pages of equal size.
+    """Compile the kernels of a group of layers.
 
-    served(layer, steps, spec, config) gives the kinds of calls of one layer.
+    If the group has the page size of vLLM's config, kernels of all layers with the same class of `impl` are compiled.
+
+    served: served(layer, steps, spec, config) yields the kinds of calls of one layer.
     """
 
     def layers() -> Iterator[Served]:
@@ -64,14 +66,14 @@ def steps_served(config: Any, spec: Any) -> Steps:
     scheduled, drafting = config.scheduler_config, config.speculative_config
     seqs, tokens, keys = scheduled.max_num_seqs, scheduled.max_num_batched_tokens, -(-most // page) * page
     if (chunk := getattr(spec, "attention_chunk_size", None)) is not None:
-        # vLLM makes a sequence from each chunk in which queries of a request lie
+        # vLLM makes a sequence of each chunk that has queries of a request
         seqs, keys = 2 * seqs + tokens // chunk, min(keys, -(-chunk // page) * page)
     decode = 1 + (drafting.num_speculative_tokens if drafting is not None else 0)
     return Steps(min(seqs, tokens), tokens, keys, decode, page, config.model_config.dtype)
 
 
 def _layout(config: Any) -> str:
-    """HND or NHD: order of heads and slots within a page, in the layout that vLLM uses."""
+    """HND or NHD: the order of heads and slots within a page in vLLM's memory."""
     if hasattr(config, "get_resolved_kv_cache_layout"):
         *_, slots, _ = config.get_resolved_kv_cache_layout().value
         return "HND" if slots == SLOTS else "NHD"
@@ -81,7 +83,7 @@ def _layout(config: Any) -> str:
 
 
 def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Served]:
-    """Kinds of calls of a layer with a cache of keys and values, or of an encoder's layer, which has no cache."""
+    """Yield kinds of calls of a layer with a cache of keys and values, or of an encoder's layer, without a cache."""
     impl, window = layer.impl, layer.impl.sliding_window
     left = -1 if window is None else window - 1
     causal = impl.attn_type == "decoder"
@@ -111,13 +113,13 @@ def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Serve
         return
     passes = getattr(config.compilation_config, "pass_config", None)
     results = [steps.dtype, E4M3] if getattr(passes, "fuse_attn_quant", None) else [steps.dtype]
-    for dtype in results:  # vLLM quantises results of some layers; which ones is known only as it compiles
+    for dtype in results:  # vLLM quantises results of some layers, and decides of which ones when it compiles the model
         scales = "tensor" if impl.fp8 is None and dtype != steps.dtype else model.scales
         yield from _of_prompts(layer, model._replace(out_dtype=dtype, scales=scales), steps, config)
 
 
 def _of_prompts(layer: Any, model: Model, steps: Steps, config: Any) -> Iterator[Served]:
-    """Kinds of calls of a layer with a cache: more than one for R-SWA, and for images whose tokens see each other."""
+    """Yield kinds of calls of a layer with a cache: several for R-SWA, or for images whose tokens see each other."""
     if (window := getattr(config.model_config, "rswa_window", None)) is not None:
         model = model._replace(window_size=(window - 1, 0), prefix_lens=True)
         yield steps.served(model, decode=1, decodes=True)
@@ -133,9 +135,9 @@ def _of_prompts(layer: Any, model: Model, steps: Steps, config: Any) -> Iterator
 
 
 def of_latents(layer: Any, steps: Steps, decode: int, shard: Any = None) -> Iterator[Served]:
-    """Kinds of calls of latent attention: decodes of up to `decode` query tokens, and prefills of expanded keys.
+    """Yield kinds of calls of latent attention: decodes of up to `decode` query tokens, and prefills of expanded keys.
 
-    shard: (rank, world, stripe) of latents that lie over ranks.
+    shard: (rank, world, stripe) if ranks share the latents.
     """
     impl = layer.impl
     width, rank = impl.head_size, impl.kv_lora_rank
@@ -152,7 +154,7 @@ def of_latents(layer: Any, steps: Steps, decode: int, shard: Any = None) -> Iter
         model, max_tokens=min(steps.tokens, steps.seqs * decode), decode=decode, decodes=True, ragged=decode > 1,
         writes=("apart",) if width > rank else ("keys",),
     )  # fmt: skip
-    for lse in (False, True):  # with LSE: results that are merged with a context's
+    for lse in (False, True):  # True: results that are merged with results over a context
         expanded = plain(
             heads=impl.num_heads, kv_heads=impl.num_heads, head_dim=impl.qk_head_dim, value_dim=impl.v_head_dim,
             page_size=1, dtype=steps.dtype, new=True, return_lse=lse,

@@ -1,4 +1,4 @@
-"""The backends in vLLM's registry: a name and the path of a class, which vLLM imports once it is chosen."""
+"""Registration of the backends: names in vLLM's registry, and paths of classes, which vLLM imports once chosen."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ BACKENDS = {
     "CPU_ATTN": "paged_attn.integrations.vllm.backend.CPUBackend",
     "CPU_MLA": "paged_attn.integrations.vllm.latent.CPUBackend",
 }
-# Latent attention: backend -> member of vLLM's prefill backends that goes with it.
+# Latent attention: member of AttentionBackendEnum -> member of MLAPrefillBackendEnum that is registered with it.
 PREFILL_REGISTRY = "vllm.v1.attention.backends.mla.prefill.registry"
 PREFILL = "paged_attn.integrations.vllm.prefill.Prefill"
 PREFILLS = {"CUSTOM": "CUSTOM", "CPU_MLA": "CPU"}
 
 
 def register(member: str = "CUSTOM") -> str:
-    """Take a member of vLLM's AttentionBackendEnum for this library; returns its name, to choose the backend by.
+    """Take a member of vLLM's AttentionBackendEnum for this library; return its name, which chooses the backend.
 
     Args:
         member: "CUSTOM", or one of three members whose own backend is replaced in this process until unregister().
             Models whose values have another width than keys ask for "TRITON_ATTN_DIFFKV".  On a CPU, vLLM always takes
-            "CPU_ATTN", and "CPU_MLA" for latent attention.
+            "CPU_ATTN", or "CPU_MLA" for latent attention.
 
-    "CUSTOM" is also registered among vLLM's prefill backends for latent attention, which users choose separately.
+    "CUSTOM" is also registered as a prefill backend for latent attention, which users choose separately.  "CPU_MLA"
+    also replaces vLLM's prefill backend "CPU".
 
-    Raises: ImportError where vLLM is absent or has no such registry.  ValueError for another member.  RuntimeError if
-        another plug-in has taken the member.
+    Raises: ImportError where vLLM is absent or has no such registry.  ValueError for another member, or one that this
+        vLLM lacks.  RuntimeError if another plug-in has taken the member.
     """
     if member not in BACKENDS:
         raise ValueError(f"paged_attn takes the member {' or '.join(BACKENDS)} of vLLM's backends, not {member!r}")
@@ -63,7 +64,7 @@ def unregister() -> None:
 
 
 def plugin() -> None:
-    """The entry point.  vLLM runs it even if nobody wants the backend, so an error becomes a warning."""
+    """The entry point.  vLLM runs it even if another backend is chosen, so an error becomes a warning."""
     try:
         register()
     except (ImportError, RuntimeError) as error:
@@ -71,7 +72,7 @@ def plugin() -> None:
 
 
 def plugin_diffkv() -> None:
-    """A second entry point, which replaces a backend of vLLM, but only if VLLM_PLUGINS names it."""
+    """A second entry point, which replaces vLLM's TRITON_ATTN_DIFFKV, but only if VLLM_PLUGINS names it."""
     if "paged_attn_diffkv" not in os.environ.get("VLLM_PLUGINS", "").split(","):
         return
     try:
@@ -81,7 +82,7 @@ def plugin_diffkv() -> None:
 
 
 def _prefill(member: str) -> Any:
-    """vLLM's member for prefills of latent attention, or None."""
+    """Member of vLLM's MLAPrefillBackendEnum that goes with a backend, or None."""
     enum = importlib.import_module(PREFILL_REGISTRY).MLAPrefillBackendEnum
     return getattr(enum, PREFILLS.get(member, ""), None) if member in PREFILLS else None
 
