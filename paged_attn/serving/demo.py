@@ -269,7 +269,7 @@ class _Layers:
 
 
 def prepare(requests: Sequence[Request], sizes: Sizes, device: torch.device, processes: int | None) -> Summary:
-    """Compile the kernels of all steps in parallel processes.  Nothing happens if calls are interpreted or in plain torch.
+    """Compile the kernels of all steps in parallel processes.  Nothing happens in the interpreter or in plain torch.
 
     processes: None stands for one process for each processor.
     """
