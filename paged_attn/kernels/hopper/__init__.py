@@ -1,8 +1,7 @@
 """Gluon kernels for Hopper (sm_90), with explicit loaders, rings and consumers.
 
-Each module imports only later ones of these: dialect, launch_arguments, the kernels, consuming, schedule, loading,
-planning, asm, layouts, args, shim.  A new kernel is a file here and a plan in planning/.  Without Gluon only the host's
-part is imported.
+Modules import downwards: dialect, launch_arguments, kernels, consuming, schedule, loading, planning, asm, layouts, args.
+A new kernel is a file here and a plan in planning/.  Without Gluon only the host's part is imported.
 """
 
 import importlib
