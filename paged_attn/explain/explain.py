@@ -17,7 +17,7 @@ from .question import Question, memory, operations
 
 
 def explain(question: Question) -> Iterator[tuple[str, str]]:
-    """Yield lines (name, text)."""
+    """Yield the lines of the explanation as (name, text)."""
     if question.device.in_torch:
         yield from _in_torch(question)
     else:
@@ -27,7 +27,7 @@ def explain(question: Question) -> Iterator[tuple[str, str]]:
 
 
 def _in_torch(question: Question) -> Iterator[tuple[str, str]]:
-    """Lines for a call in plain torch: groups of sequences, and how each group is computed."""
+    """Yield the lines for a call in plain torch: groups of sequences, how each is computed, bytes and operations."""
     yield "call", words.call_of(question)
     yield "device", f"{question.device.arch}, {question.device.multiprocessors} threads"
     if question.shard is not None:
@@ -55,7 +55,7 @@ def _why(device: str) -> str:
 
 
 def _ways(question: Question) -> list[str]:
-    """Plain torch's way for each group of sequences, for a call with these lengths."""
+    """Describe how plain torch computes each group of the call's sequences."""
     model, tokens = question.model, sum(question.query_lens)
     lengths = Lengths(question.ragged, len(question.seq_lens), tokens, question.max_seqlen_q, question.max_seqlen_k)
     given, options = bound(call_of(model, lengths))
@@ -68,11 +68,12 @@ def _ways(question: Question) -> list[str]:
 
 
 def _assumed(like: torch.Tensor, value: Any) -> torch.Tensor:
-    """A tensor on the host, of the shape and dtype of `like`, with this value or these values along the last axis."""
+    """A tensor on the host with the shape and dtype of `like`; value: a number, or the numbers along the last axis."""
     return torch.tensor(value, dtype=like.dtype).expand(like.shape).contiguous()
 
 
-# Tensors that plain torch reads on the host besides lengths -> contents that words.ASSUMED describes.
+# Tensors besides lengths that plain torch reads on the host -> contents that are assumed.  words.ASSUMED tells the
+# assumptions, except that all numbers of a scale are equal.
 READ: dict[str, Callable[[Model], Any]] = {
     "causal_seqs": lambda model: model.causal,
     "head_windows": lambda model: model.window_size,

@@ -72,7 +72,7 @@ NO_BLOCK_IS_CUT = PieceSizes(1 << 30, 1 << 30, 0, 0, 0)
 
 
 def cut(launch: Launch, batch: KnownBatch) -> CutSummary:
-    """The work of a launch's programs for a batch."""
+    """Summarise how a launch's programs divide the work of a batch."""
     pipe, blocks = launch.pipe, list(blocks_of(launch, batch))
     if pipe is not None and not pipe.SHARES:
         return _items(launch, batch, blocks)
@@ -115,9 +115,10 @@ def _counted(
     launch: Launch, batch: KnownBatch, blocks: Sequence[CountedBlock], schedule: str, parts: int, least: int, most: int,
     counts: Sequence[tuple[CountedBlock, int]], lines: int = 1,
 ) -> CutSummary:  # fmt: skip
-    """The CutSummary of all blocks.
+    """Make the CutSummary of a launch's blocks.
 
-    counts: (block, number of its pieces), with `lines` entries for each block: one, or one for each KV head.
+    parts, least, most: as in CutSummary.  counts: (block, number of its pieces).  Each block has `lines` entries: one,
+    or one for each KV head.
     """
     cuts = [(block, count) for block, count in counts if count > 1]
     return CutSummary(
@@ -137,9 +138,9 @@ def _counted(
 def _even_shares(
     launch: Launch, line: Sequence[CountedBlock], shares: int, slots: int
 ) -> tuple[int, int, int, list[tuple[CountedBlock, int]]]:
-    """(shares that have work, tiles of the smallest, tiles of the largest, (block, states)) for the line of tiles.
+    """Cut the line of tiles: (shares that have work, tiles of the smallest, tiles of the largest, [(block, pieces)]).
 
-    shares: number for a KV head.  slots: states that a share may leave.
+    shares: shares of a KV head.  slots: states of a share in scratch.
     """
     lengths = [block.tiles for block in line]
     size, room = _whole_size(launch, line, shares)
@@ -179,7 +180,7 @@ def _whole_size(launch: Launch, line: Sequence[CountedBlock], shares: int) -> tu
 def _pieces(
     launch: Launch, blocks: Sequence[CountedBlock], lengths: Sequence[int], size: int, extra: int, slots: int
 ) -> Iterator[int]:
-    """Yield the states that each block leaves; shares have `size` tiles, the first `extra` shares one more."""
+    """Yield the number of pieces of each block; shares have `size` tiles, the first `extra` shares one tile more."""
 
     def share_of(unit: int) -> int:
         larger = extra * (size + 1)
@@ -200,13 +201,13 @@ def _pieces(
 
 
 def _whole(launch: Launch, batch: KnownBatch, blocks: Sequence[CountedBlock]) -> CutSummary:
-    """Work of a launch with a program for each block."""
+    """Summarise a launch with a program for each block."""
     least, most = (f((block.visited for block in blocks), default=0) for f in (min, max))
     return _counted(launch, batch, blocks, "blocks", len(blocks), least, most, [(block, 1) for block in blocks])
 
 
 def _items(launch: Launch, batch: KnownBatch, blocks: Sequence[CountedBlock]) -> CutSummary:
-    """Work as items from a counter (blocks or their pieces), or as even shares of the line of all KV heads."""
+    """Summarise a launch whose programs take blocks or pieces from a counter, or have even shares of all KV heads."""
     shape = launch.shape
     chosen = piece_size(blocks, launch) if shape.SPLIT else NO_BLOCK_IS_CUT
     if chosen.sharers:
@@ -219,7 +220,7 @@ def _items(launch: Launch, batch: KnownBatch, blocks: Sequence[CountedBlock]) ->
 
 
 def piece_size(blocks: Sequence[CountedBlock], launch: Launch) -> PieceSizes:
-    """How blocks are cut in a launch without fixed shares; mirror of pieces.piece_size."""
+    """Choose how blocks are cut in a launch without fixed shares; mirror of pieces.piece_size."""
     heads, programs = launch.shape.KV_HEADS, launch.programs
     total = sum(block.tiles for block in blocks) * heads
     alike = launch.pipe.MIXED
@@ -275,7 +276,7 @@ def _time(size: int, items: float, total: float, cut: float, programs: int) -> f
 
 
 def _size_of(block: CountedBlock, launch: Launch, chosen: PieceSizes) -> int:
-    """Approximate tiles of a block's pieces; blocks of few queries may be a separate list with smaller pieces."""
+    """Approximate tiles of a block's pieces; with MIXED, blocks of few rows are a list with the smallest pieces."""
     few = launch.pipe.MIXED and block.siblings == 1 and block.tokens <= 64 // launch.shape.GROUP
     return chosen.least if few else chosen.size
 

@@ -20,7 +20,7 @@ from .words import assumed_of, bytes_of, call_of, operations_of, shard_of, time_
 
 
 def explained(question: Question) -> Iterator[tuple[str, str]]:
-    """Yield lines (name, text)."""
+    """Yield the lines of the explanation as (name, text)."""
     made = plan(question.problem)
     (problem, _), launches = in_whole_pages(question.problem), made.launches
     yield "call", call_of(question)
@@ -69,7 +69,7 @@ def explained(question: Question) -> Iterator[tuple[str, str]]:
 
 
 def _exchange(question: Question, launches: int) -> str:
-    """What joins the ranks' results behind the launches of this one."""
+    """What ranks send to each other after this rank's launches, and which launches then join the results."""
     rows = sum(question.query_lens) * question.model.heads
     sent = f"{bytes_of(bytes_exchanged(question))} to other ranks and as much from them, float32 states of {rows} rows"
     behind = f"behind {some(launches, 'launch', 'launches')} one more through Peers"
@@ -97,7 +97,7 @@ def _why_not(missed: Dialect, problem: Problem) -> str:
 
 
 def _copies(copies: Copies, cache: torch.dtype) -> str:
-    """The launch that copies pages, before all other launches."""
+    """The launch that copies keys and values into whole pages, before all other launches."""
     keys = f"up to {copies.pages * PAGE} keys of each sequence"
     if copies.shortest > 2:
         keys += f" of {copies.shortest} queries or more"

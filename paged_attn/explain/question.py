@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # these modules need Triton
     from .host_schedule import KnownBatch
 
 
-TF32 = 1 / 6  # share of the 16-bit rate: a float32 product is three TF32 products, each at half of the rate
-FP8 = 2  # multiple of the 16-bit rate, where queries and weights are fp8, too
+TF32 = 1 / 6  # share of the 16-bit rate: a float32 product is three TF32 products, each at half of the 16-bit rate
+FP8 = 2  # multiple of the 16-bit rate, if all operands of both products are fp8
 
 
 class Question(NamedTuple):
@@ -37,7 +37,7 @@ class Question(NamedTuple):
     query_lens: Sequence[int]
     seq_lens: Sequence[int]
     ragged: bool  # cu_seqlens_q given
-    max_seqlen_q: int  # bounds that the caller gives
+    max_seqlen_q: int  # upper bounds; by default the largest lengths
     max_seqlen_k: int
     device: Device
     gpu: str | None  # key in CEILINGS; None: no ceilings are known
@@ -71,7 +71,7 @@ def memory(question: Question) -> dict[str, int]:
     bounds = key_bounds_of(model)
     lengths = list(zip(question.query_lens, question.seq_lens))
     tokens, keys = sum(question.query_lens), sum(visible_keys(q, k, bounds) for q, k in lengths)
-    key = model.kv_heads * (model.head_dim + model.value_width * (not model.latent))  # elements
+    key = model.kv_heads * (model.head_dim + model.value_width * (not model.latent))  # elements of a token
     stored_key = key // 2 if model.cache_dtype == INT4 else key * model.cache_dtype.itemsize
     new = tokens if model.new else 0
     lse = {"log-sum-exps": 4 * tokens * model.heads} if model.return_lse else {}
@@ -91,7 +91,7 @@ def memory(question: Question) -> dict[str, int]:
 
 
 def bytes_exchanged(question: Question) -> int:
-    """Bytes of states that a rank sends to the other ranks, and receives, if each rank joins some of the heads."""
+    """Bytes of states that a rank sends to other ranks, and as many that it receives, if each rank joins some heads."""
     if question.shard is None:
         return 0
     _, world, _ = question.shard
@@ -100,7 +100,7 @@ def bytes_exchanged(question: Question) -> int:
 
 
 def bytes_copied(question: Question, copies: Copies) -> int:
-    """Bytes of copies of visible keys and values in the cache."""
+    """Bytes of the copies of cached keys and values; only visible keys of sequences that copies serve count."""
     served = [lengths for lengths in zip(question.query_lens, question.seq_lens) if lengths[0] >= copies.shortest]
     question = question._replace(query_lens=[q for q, _ in served], seq_lens=[k for _, k in served])
     new = new_dtype(question.model).itemsize * sum(question.query_lens) if question.model.new else 0
@@ -134,7 +134,7 @@ def grids(launch: Launch) -> dict[str, tuple[int, ...]]:
 
 
 def seconds(question: Question, moved: int, computed: int) -> tuple[str, Ceilings, float, float] | None:
-    """(name of the GPU, its ceilings for this dtype, seconds of memory, seconds of arithmetic), or None if unknown."""
+    """(name of the GPU, its ceilings for this dtype, seconds of memory, seconds of arithmetic); None: unknown ceilings."""
     if question.gpu is None:
         return None
     from ..planning.planner import plan
@@ -176,10 +176,10 @@ def question_of(
     device: str | None,
     **options: Any,
 ) -> Question:
-    """The call that the options of `paged-attn explain` describe; raises ValueError where it could not be made.
+    """The call that the options of `paged-attn explain` describe; raises ValueError if no such call is possible.
 
     With a shard, the call is the one that distributed.paged_attention makes: float32 results, with log-sum-exps.
-    options: fields of a Model, by their names.
+    options: the other fields of a Model.
     """
     query_lens, seq_lens, shard = lengths(queries, "queries"), lengths(keys, "keys"), options["shard"]
     seqs = batch or max(len(query_lens), len(seq_lens))
@@ -273,7 +273,7 @@ def device_named(text: str | None) -> Device:
 
 
 def gpu_named(text: str | None) -> str | None:
-    """Key of the ceilings for `device_named`, None if unknown; sm90 without a name counts as an H200."""
+    """Key of the ceilings for `device_named`; None: unknown.  sm90 with any number of multiprocessors is an H200."""
     if text is None and torch.cuda.is_available():
         name = torch.cuda.get_device_name()
         return next((gpu for gpu, (of_cuda, _) in CEILINGS.items() if of_cuda == name), None)

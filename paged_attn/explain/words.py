@@ -9,7 +9,7 @@ import torch
 from ..records.formats import INT4, is_fp8
 from .question import Question
 
-# What counts take for granted about arguments whose contents are unknown, by field of Model.
+# Assumptions of all counts about arguments whose contents are unknown, by field of Model.
 ASSUMED = {
     "head_windows": "every head has the window of --window",
     "causal_seqs": "--causal or --not-causal holds for every sequence",
@@ -51,7 +51,7 @@ def shard_of(question: Question) -> str:
 
 
 def assumed_of(question: Question) -> str:
-    """What counts of keys, pairs and tiles take for granted; "" if lengths and options decide them."""
+    """Assumptions behind the counts of keys, pairs and tiles; "" if lengths and options decide the counts."""
     return "; ".join(text for field, text in ASSUMED.items() if getattr(question.model, field))
 
 

@@ -1,4 +1,4 @@
-"""Kept launches on CUDA: through the driver itself, with parameters that lie in memory from launch to launch.
+"""Kept launches on CUDA: through the driver itself, with parameters that stay in memory from launch to launch.
 
 Triton's launcher reads every argument out of Python objects each time, which takes as long as the driver does.  In a
 kept launch only addresses and the stream change; they are written where the driver reads them.
@@ -24,15 +24,15 @@ from .template import AtAddress, Descriptors, Hole
 FromAddresses = Callable[[Sequence[int]], object]  # takes addresses; the last one is STREAM
 
 WORD, BOX = 8, 128  # bytes of an address, bytes of a TMA descriptor
-BOXED = (64 + BOX, 128 + BOX)  # bytes of a Triton object that ends with a descriptor, aligned to 64 or 128 bytes
-KNOWN = 256  # addresses for which a launch keeps a descriptor: each layer of a model has a cache
-KNOWN_TO_ALL = 1 << 15  # descriptors that all launches keep together, some 15 MB
+BOXED = (64 + BOX, 128 + BOX)  # bytes of a Triton object whose last part is a descriptor aligned to 64 or 128 bytes
+KNOWN = 256  # most addresses for which a launch keeps descriptors: each layer of a model has a cache of its own
+KNOWN_TO_ALL = 1 << 15  # most descriptors that all launches keep together, some 15 MB
 SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own scratch, a kernel's last two parameters: these kernels need none
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "fp64": "d"}
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # attribute of a dependent launch: the launch ahead lets it begin
 DEVICE_POINTER = 3  # attribute of memory: its address for kernels
-IN_GRAPHS = 12030  # first CUDA whose graphs hold dependent launches; before, launches wait for the whole launch ahead
+IN_GRAPHS = 12030  # first CUDA whose graphs hold dependent launches; with older ones, launches are ordinary
 
 
 class Attribute(ctypes.Structure):
@@ -42,7 +42,7 @@ class Attribute(ctypes.Structure):
 
 
 class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig.  Dependent launches have one attribute; clusters and cooperative launches do not come here."""
+    """CUlaunchConfig.  Dependent launches have one attribute.  Triton launches clusters and cooperative grids."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -83,9 +83,11 @@ class Places(dict[int, tuple[int, Any]]):
 def direct_launch(
     compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count: int, otherwise: FromAddresses
 ) -> FromAddresses | None:
-    """A launch of a compiled kernel from `count` addresses; it calls `otherwise` if the driver refuses the launch.
+    """Return a function that launches a compiled kernel from `count` addresses through the driver.
 
-    None if Triton's launcher, or the kernel's parameters, are not as expected.
+    The function calls `otherwise` if the driver refuses the launch, or if another thread is inside the function.
+
+    Return None if Triton's launcher, or the kernel's parameters, are not as expected.
     """
     run = compiled.run
     if type(run).__name__ != "CudaLauncher" or 0 in grid:
@@ -170,7 +172,7 @@ def _direct(
     start: Callable[..., int], function: int, config: LaunchConfig, parameters: list[tuple[str, Any]],
     boxes: list[tuple[int, int, Places]], count: int, otherwise: FromAddresses,
 ) -> FromAddresses:  # fmt: skip
-    """Tell the driver once where addresses and constants lie; write addresses, and where boxes lie, at each launch."""
+    """Return a launching function: it writes addresses, and where descriptors lie, to memory that the driver reads."""
     words, constants = (ctypes.c_uint64 * count)(), (ctypes.c_uint64 * len(parameters))()
     places = (ctypes.c_uint64 * len(parameters))()
     for i, (kind, value) in enumerate(parameters):
@@ -199,7 +201,7 @@ def _direct(
                 failed = start(*how)
             finally:
                 spare.append(mine)
-        if failed:  # perhaps the thread had no context yet; else Triton's launcher says what is wrong
+        if failed:  # another thread is inside, there is no context yet, or Triton's launcher will tell the error
             provide_context()
             otherwise(addresses)
 
@@ -216,7 +218,7 @@ def _version() -> int:
 
 @functools.cache
 def _start() -> Callable[..., int]:
-    """cuLaunchKernelEx(config, function, parameters, extra)."""
+    """The driver's function cuLaunchKernelEx(config, function, parameters, extra)."""
     start: Callable[..., int] = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     return start
 
@@ -224,7 +226,7 @@ def _start() -> Callable[..., int]:
 # ---- the context of a thread ---------------------------------------------------------------------
 
 # The driver needs a context to load code or to encode a descriptor.  torch makes no context current for a thread that
-# stays on the first device.  Triton's launcher does so only at launch.
+# stays on the first device.  Triton's launcher makes one current only at launch.
 
 
 @functools.cache
@@ -256,7 +258,7 @@ def provide_context() -> None:
 
 
 def mapped(address: int) -> int | None:
-    """Address by which kernels reach pinned host memory; None: they do not reach it."""
+    """Address by which kernels reach pinned host memory; None: kernels cannot reach this memory."""
     if torch.version.hip:
         return address
     cuda, found = _cuda(), ctypes.c_uint64()

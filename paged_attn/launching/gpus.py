@@ -1,4 +1,7 @@
-"""GPUs by their usual names, for commands that plan or compile without a GPU; measured limits of some.  No torch."""
+"""GPUs by their usual names, for commands that plan or compile without a GPU, and measured limits of some GPUs.
+
+This file imports no torch.
+"""
 
 from typing import NamedTuple
 
@@ -19,7 +22,7 @@ GPUS = {
     "b200": GPU("sm100", 148),
     "mi300x": GPU("gfx942", 304),
 }
-# The GPU that an architecture alone stands for.
+# The GPU that is meant if only its architecture is named.
 ARCHES = {GPUS[name].arch: GPUS[name] for name in ("a100", "l40s", "h200", "b200", "mi300x")}
 
 

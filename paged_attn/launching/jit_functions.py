@@ -1,11 +1,12 @@
-"""Triton's jit functions before they are compiled: their keys on disk, and what compile hooks hear of them.
+"""Triton's jit functions before they are compiled: their keys on disk, and what compile hooks are told about them.
 
-Keys are equal in every process, whichever kernel a process asks for first.  Up to Triton 3.7, a function's key has the
-constants of the functions that it calls, but only if the keys of these were made before.  So keys are made from the
-innermost function outwards.
+`settle` makes keys equal in every process, whichever kernel a process asks for first.  Up to Triton 3.7, a function's
+key has the constants of a function that it calls only if that function's key was made before.  So keys are made from
+the innermost function outwards.
 
 Triton writes a kernel's constants as JSON for `knobs.runtime.jit_cache_hook` and `jit_post_compile_hook`.  Engines set
-these hooks to hear of late compilations (vLLM does).  Triton fails at types and functions in a record.
+these hooks to hear of late compilations (vLLM does).  Triton's JSON fails if a constant is a record that holds types
+or functions, so hooks are given names instead.
 """
 
 import functools
@@ -20,7 +21,10 @@ FUNCTIONS: Any = getattr(jit, "JITCallable", jit.JITFunction)
 
 
 def settle(kernel: Any, callers: tuple[Any, ...] = ()) -> None:
-    """Make the keys of all functions that a kernel calls, and then the kernel's own, unless it has a key already."""
+    """Make the keys of all functions that a kernel calls, and then the kernel's own key, unless the kernel has one.
+
+    callers: functions whose keys are being made, for which recursion ends.
+    """
     if not isinstance(kernel, FUNCTIONS) or kernel.hash is not None or any(kernel is x for x in callers):
         return
     for called in _called(kernel.fn):
@@ -29,7 +33,7 @@ def settle(kernel: Any, callers: tuple[Any, ...] = ()) -> None:
 
 
 def _called(function: Any) -> Iterator[Any]:
-    """Yield values of the names in a function's code, in a fixed order: all functions that it calls, and more."""
+    """Yield the values of all names in a function's code, in a fixed order: the functions that it calls, and more."""
     names = list(dict.fromkeys(_names(function.__code__)))
     held = dict(zip(function.__code__.co_freevars, [cell.cell_contents for cell in function.__closure__ or ()]))
     known = function.__globals__ | held
@@ -55,13 +59,13 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def tell_plainly(kernel: Any) -> None:
-    """Let Triton call hooks for this kernel with constants that JSON can hold; the rest of Triton's call stays."""
+    """Let Triton call hooks for this kernel with constants that JSON can hold; other arguments stay as they are."""
     if "_call_hook" not in vars(kernel) and hasattr(kernel, "_call_hook"):
         kernel._call_hook = functools.partial(_call, kernel._call_hook)
 
 
 def _call(call_hook: Any, hook: Any, *args: Any) -> Any:
-    """args: ..., constants, options, configs, is_warmup; Triton 3.7 put a target before these."""
+    """Call Triton's call_hook; args end with constants, options, configs, is_warmup in all known versions of Triton."""
     if not hook:
         return None
     *before, constants, options, configs, is_warmup = args

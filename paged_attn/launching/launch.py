@@ -32,9 +32,9 @@ class Step(NamedTuple):
     grid: tuple[int, ...]
     args: tuple[Any, ...]
     options: dict[str, Any]
-    need: scratch.Need | None = None  # sizes of STATES and COUNTERS; None: the previous step's, in this room
+    need: scratch.Need | None = None  # sizes of STATES and COUNTERS; None: the last ones with this room, if any
     room: int = 0  # number of the stream's room; steps that run at the same time have different rooms
-    own: tuple[torch.Tensor, ...] = ()  # first step only: meta tensors of memory that all steps of the call share
+    own: tuple[torch.Tensor, ...] = ()  # in the call's first step only: meta tensors of memory that all steps share
 
 
 def own(likes: Sequence[torch.Tensor]) -> list[Any]:
@@ -92,8 +92,8 @@ class Kept(NamedTuple):
 class Launches:
     """The launches of a call: first with the call's own tensors, then with tensors of any call of equal signature.
 
-    `kept` is None where steps are launched through Triton's call: in the interpreter, in untested versions of Triton,
-    and before the first launch.
+    `kept` is None where steps are launched through Triton's call: in the interpreter, with a Triton that
+    `triton_trial` does not trust, and before the first launch.
     """
 
     in_torch = False
@@ -104,7 +104,7 @@ class Launches:
     ) -> None:
         self.steps, self.device, self.index = steps, device, device.index
         self.latent = latent  # keys and values of the cache begin at the same address
-        self.value_dim = value_dim  # dims of results; None: as many as queries have
+        self.value_dim = value_dim  # dims of results; None: dims of queries
         self.own = scratch.side_by_side(steps[0].own) if steps and steps[0].own else None
         self.kept: list[Kept] | None = None
         # handle of the current stream of a device
@@ -134,7 +134,7 @@ class Launches:
             self.kept = kept
 
     def again(self, addresses: Sequence[int]) -> None:
-        """Launch what is kept, for tensors of the same signature at these addresses."""
+        """Launch the kept steps for tensors of equal signature at these addresses."""
         index = self.index
         if index is not None and index != current_device():
             with torch.cuda.device(self.device):

@@ -1,6 +1,6 @@
-"""What forked children and other processes find whole: data under locks that survive a fork, and files.
+"""Locks for data that forked children find whole, and files that other processes find whole.
 
-A forked child lacks the threads that held locks in its parent.
+A forked child lacks the threads that held locks in its parent, so nobody would release an ordinary lock there.
 """
 
 import os
@@ -8,7 +8,7 @@ import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-_hook = getattr(os, "register_at_fork", lambda **_: None)  # where there is no fork there is no hook
+_hook = getattr(os, "register_at_fork", lambda **_: None)  # systems without fork have no hook
 
 
 def waited_for() -> AbstractContextManager[bool]:
@@ -19,7 +19,7 @@ def waited_for() -> AbstractContextManager[bool]:
 
 
 def left_free() -> AbstractContextManager[bool]:
-    """A lock that a forked child finds free, for data that is whole after each line."""
+    """A lock that a forked child finds free, for data that is whole after each statement."""
     lock = threading.Lock()
     _hook(after_in_child=getattr(lock, "_at_fork_reinit", lambda: None))
     return lock
@@ -27,8 +27,8 @@ def left_free() -> AbstractContextManager[bool]:
 
 # A thread holds FIRST while it imports a module of this package or of Triton during a call, compiles a kernel or
 # interprets one.  The process must not fork meanwhile, and Triton can do none of these in two threads at the same time.
-# No thread launches while it holds FIRST: a launch may wait for a place in the queue, and only another thread's first
-# launch may empty the queue.
+# No thread launches on a GPU while it holds FIRST.  A launch into a full queue waits for kernels before it.  These may
+# wait for another thread's first launch, which needs FIRST.
 FIRST = waited_for()
 
 

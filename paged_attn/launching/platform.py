@@ -1,7 +1,7 @@
 """Where calls run: by kernels compiled for a GPU, in Triton's interpreter, or in plain torch, which needs no Triton.
 
 The choice is made when this file is imported, at the first call.  Triton decides at decoration time whether a function
-is compiled or interpreted: `kernels/decorated` imports all files with kernels.
+is compiled or interpreted, so `kernels/decorated` imports, in one scope, all kernels that may be interpreted.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ YES = ("1", "true", "yes", "on", "y")  # values that Triton takes for true
 class Device(GPU):
     """What the planner may know of a device.
 
-    arch may also be "interpreter" or, in plain torch, torch's device type, like "cpu" or "mps".  multiprocessors counts
-    threads in plain torch.
+    arch may also be "interpreter" or, in plain torch, torch's device type, like "cpu" or "mps".  In plain torch,
+    multiprocessors is the number of threads.
     """
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class Device(GPU):
 
 
 def _asked() -> str | None:
-    """Value of PAGED_ATTN_DIALECT, or else "interpreter" or "compiled" by TRITON_INTERPRET or Triton's knob."""
+    """PAGED_ATTN_DIALECT, else "interpreter" or "compiled" by TRITON_INTERPRET or Triton's knob, else None."""
     said = os.environ.get("PAGED_ATTN_DIALECT", "").lower()
     if said and said not in DIALECTS:
         raise ValueError(f"PAGED_ATTN_DIALECT must be torch or interpreter, got {said}")
@@ -89,7 +89,7 @@ def in_torch(device: torch.device) -> bool:
 
 
 def under_triton(function: Any) -> bool:
-    """Whether a function is under @triton.jit, without importing Triton; Gluon functions are not."""
+    """Whether a function is decorated with @triton.jit, not with Gluon's decorator; this imports no Triton."""
     made = any(x.__module__ in ("triton.runtime.jit", "triton.runtime.interpreter") for x in type(function).__mro__)
     return made and hasattr(function, "fn") and not getattr(function, "is_gluon", bool)()
 
@@ -111,7 +111,7 @@ def _interpreted(function: JITFunction) -> InterpretedFunction:
 
 @contextlib.contextmanager
 def decorating() -> Iterator[None]:
-    """A scope for definitions of kernels: Triton's knob says whether they are interpreted, as INTERPRET does."""
+    """A scope for definitions of kernels; with INTERPRET, Triton's knob makes them interpreted."""
     import triton
 
     knobs = vars(triton.knobs.runtime)  # setting the attribute would also set an environment variable
@@ -130,8 +130,8 @@ def decorating() -> Iterator[None]:
 def interpreting() -> Iterator[None]:
     """A scope in which a kernel is interpreted, one at a time, because all threads share the interpreter's state.
 
-    Functions of triton.language that are compiled since its import are replaced by interpreted ones.  At the end all is
-    restored, also what the interpreter itself leaves behind: other packages' kernels must not find replaced functions.
+    Functions of triton.language that were decorated as compiled ones are replaced by interpreted ones.  At the end,
+    all names are restored, also those that the interpreter replaced: other packages' kernels must find the originals.
     """
     from triton.runtime.jit import JITFunction
 

@@ -8,8 +8,8 @@ when they are allocated.  Launches that may run at the same time must not share 
 - A captured call has its own counters for ever, because its graph may be replayed beside any other graph.  Its states
   come from the graph's memory pool.
 
-A room is the states and counters of one stream.  Each device keeps a few rooms of bounded size.  A call without a kept
-room gets new memory.
+A room is the states and counters of one stream, or of one of two launches that overlap on the stream.  Each device
+keeps a few rooms of bounded size.  A call without a kept room gets new memory.
 """
 
 import itertools
@@ -29,10 +29,10 @@ from .locks import left_free
 # - 490 captured prefills whose blocks may be cut.
 COUNTERS_PER_CHUNK = 1 << 20
 OWN_ALIGNMENT = 512  # bytes; TMA needs 16, and cache lines have 128
-MAX_ROOMS_PER_DEVICE = 8  # kept rooms, one a stream; more streams are rarely at work at the same time
+MAX_ROOMS_PER_DEVICE = 8  # kept rooms, mostly one for each stream; more streams are rarely at work at the same time
 # float32 elements of states in all kept rooms, 256 MiB.  A launch in even shares uses 1/40 to 1/4 of them on an H200.
 MAX_STATES_PER_DEVICE = 1 << 26
-MAX_STATES_PER_ROOM = MAX_STATES_PER_DEVICE // 2  # float32 elements of one call's states; larger ones are not kept
+MAX_STATES_PER_ROOM = MAX_STATES_PER_DEVICE // 2  # float32 elements of a launch's states; larger states are not kept
 
 
 class Need(NamedTuple):
@@ -92,11 +92,11 @@ class Room(NamedTuple):
 
 
 class Own(NamedTuple):
-    """Layout of tensors that launches of one call hand to each other: side by side in one allocation for each call."""
+    """Layout of the tensors that launches of one call hand to each other, side by side in one allocation."""
 
     likes: tuple[Tensor, ...]  # meta tensors
-    begins: tuple[int, ...]  # offset of each, bytes
-    size: int  # bytes of all
+    begins: tuple[int, ...]  # offset of each tensor, bytes
+    size: int  # bytes of the allocation
 
 
 def side_by_side(likes: Sequence[Tensor]) -> Own:
@@ -189,7 +189,7 @@ def _others(place: Place) -> list[Place]:
 
 
 def _too_many(others: list[Place], states: int) -> bool:
-    """Whether a room with so many states cannot be kept beside the rooms of other places."""
+    """Whether a room with `states` elements cannot be kept beside the rooms of the places `others`."""
     return len(others) >= MAX_ROOMS_PER_DEVICE or (
         bool(others) and states + sum(_rooms[x].states_size for x in others) > MAX_STATES_PER_DEVICE
     )

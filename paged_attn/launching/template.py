@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..strides import settled
 
 Descriptors: Any = (TensorDescriptor,)
-with contextlib.suppress(ImportError):  # Gluon's are of a class of their own
+with contextlib.suppress(ImportError):  # Gluon's descriptors have a class of their own
     from triton.experimental.gluon.nvidia import hopper
 
     Descriptors = (TensorDescriptor, hopper.TensorDescriptor)
@@ -75,7 +75,7 @@ STREAM = Hole(-1)  # the stream of a launch; slot -1, because the stream is the 
 
 @contextlib.contextmanager
 def arguments_for(values: Sequence[Any]) -> Iterator[list[Any]]:
-    """Replace each tensor by a Hole, whose slot is the tensor's index among tensors; at the end, let go of tensors."""
+    """Replace each tensor by a Hole, whose slot is the tensor's index among tensors; release tensors at the end."""
     held = [x for x in values if isinstance(x, torch.Tensor)]
     slots = itertools.count()
     try:
@@ -85,7 +85,7 @@ def arguments_for(values: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def fill(arg: Any, tensors: Sequence[Any]) -> Any:
-    """Records with these tensors in place of Holes."""
+    """Return an argument, for example a record, with tensors in place of its Holes."""
     if isinstance(arg, Hole):
         tensor = tensors[arg.slot]
         # view() to wider elements also checks strides of axes of size 1, so `settled` first replaces these strides
@@ -100,7 +100,7 @@ def fill(arg: Any, tensors: Sequence[Any]) -> Any:
     return type(arg)(*values) if hasattr(arg, "_fields") else tuple(values)
 
 
-Encode = Callable[[Any, int], Sequence[Any]]  # (descriptor, its number among the arguments) -> what a launcher is given
+Encode = Callable[[Any, int], Sequence[Any]]  # (descriptor, its number among descriptors) -> what a launcher is given
 
 
 def caller(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -122,7 +122,7 @@ def filler(args: tuple[Any, ...]) -> Callable[[Sequence[int]], tuple[Any, ...]]:
 
 
 def _expression(arg: Any, constants: list[Any]) -> str:
-    """Python that builds an argument from addresses p; an argument without tensors becomes a constant."""
+    """Python code that builds an argument from addresses p; an argument without Holes becomes a constant."""
     if isinstance(arg, Hole):
         return f"p[{arg.slot}]"
     before = len(constants)

@@ -1,4 +1,4 @@
-"""Whether this Triton makes right kernels for an architecture: known by its version, or tried once and kept on disk.
+"""Whether this Triton makes right kernels for an architecture, by its version or by a trial whose verdict is on disk.
 
 A wrong kernel can hang, or leave a process without its GPU, so calls are tried in another process.  A trial may begin
 even during capture of a CUDA graph, because the other process touches neither the capturing stream nor its memory.
@@ -26,7 +26,7 @@ _verdicts: dict[str, str] = {}  # what is wrong, by architecture, as far as this
 def why_not(arch: str) -> str | None:
     """What is wrong with the kernels that this Triton makes for an architecture; None if nothing.  Warns once.
 
-    A process without such a GPU uses the verdict that another process left on disk.
+    A verdict that another process left on disk decides.  Without one, a process that has such a GPU starts a trial.
     """
     why = _verdicts.get(arch)
     if why is None:
@@ -104,9 +104,9 @@ ASKED = os.environ.get("PAGED_ATTN_HOPPER")
 
 
 def why_untrusted(arch: str) -> str | None:
-    """Why launches are left to Triton: its version is not known, and was not tried here or failed.  None: trusted.
+    """Why launches are left to Triton: its version is unknown, and was not tried or failed.  None: Triton is trusted.
 
-    An unknown version is tried, unless PAGED_ATTN_HOPPER says what to do.
+    An unknown version is tried for CUDA, unless it is older than all known ones or PAGED_ATTN_HOPPER is 0 or 1.
     """
     if triton_version.known():
         return None

@@ -1,7 +1,7 @@
 """Versions of Triton: the version that runs, known versions, and differences between their launch paths.
 
-Functions import what they need, so that the command line can print versions without torch.  Gluon's names are in
-hopper/shim.py.
+Functions import what they need, so that the command line can print versions without torch.  Differences between
+Gluon's names are in kernels/hopper/shim.py.
 
 Facts come from the sources of 3.6.0, 3.7.1, 3.8.0 and 3.9.0.  Each difference names the version that brought it.
 """
@@ -17,10 +17,10 @@ from typing import Any
 
 from .locks import FIRST
 
-KNOWN = ((3, 6), (3, 7), (3, 8), (3, 9))  # versions whose launch path, Triton and Gluon were read
+KNOWN = ((3, 6), (3, 7), (3, 8), (3, 9))  # versions whose sources were read: launch path, Triton and Gluon
 ASSEMBLER = "TRITON_PTXAS_PATH"
 
-# Every launch says that a product and a sum may become one instruction: 3.9 warns without the option, and later
+# Unless a step says otherwise, a product and a sum may become one instruction.  3.9 warns without the option, and later
 # versions will not fuse by default.
 OPTIONS = {"enable_fp_fusion": True}
 
@@ -55,7 +55,7 @@ def in_words() -> str:
 
 @functools.lru_cache(maxsize=2)
 def options(cuda: bool) -> dict[str, Any]:
-    """Options of every launch.
+    """Options of each launch, which the options of its step may replace.
 
     On CUDA the options name Triton's own libdevice.  torch.compile of some versions replaces libdevice for all kernels
     that the process compiles later.  A kernel's key on disk has a digest of libdevice, so prepared kernels would not
@@ -71,8 +71,9 @@ def options(cuda: bool) -> dict[str, Any]:
 def assembler_was_another(capability: int) -> bool:
     """Whether ASSEMBLER now names another ptxas version than the one in this process's kernel keys.
 
-    Triton reads the version once, for its keys.  torch.compile of 2.11 does so, and then names the ptxas that torch
-    brings.  A process that begins later would use torch's ptxas, and this process would not find its kernels.
+    Triton reads the version once, for its keys.  torch.compile of torch 2.11 makes Triton read it, and then sets
+    ASSEMBLER to the ptxas that torch brings.  A process that begins later would use torch's ptxas, and this process
+    would not find its kernels.
     """
     if ASSEMBLER not in os.environ or not capability:
         return False
