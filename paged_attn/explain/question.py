@@ -134,7 +134,7 @@ def grids(launch: Launch) -> dict[str, tuple[int, ...]]:
 
 
 def seconds(question: Question, moved: int, computed: int) -> tuple[str, Ceilings, float, float] | None:
-    """(name of the GPU, its ceilings for this dtype, seconds of memory, seconds of arithmetic); None: unknown ceilings."""
+    """(name of the GPU, its ceilings for this dtype, seconds of memory, seconds of arithmetic); None: not known."""
     if question.gpu is None:
         return None
     from ..planning.planner import plan

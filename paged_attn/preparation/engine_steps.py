@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .model import Lengths, Model, batches_up_to, spread
 from .processes import ModelBatches
 
-PROMPT = 64  # a step with a sequence of at least so many new tokens counts as a step with prompts
+PROMPT = 64  # a step counts as one with prompts if a sequence has at least this number of new tokens
 
 
 class Served(NamedTuple):
@@ -18,20 +18,20 @@ class Served(NamedTuple):
     max_seqs: int
     max_tokens: int
     max_seqlen: int
-    bucket: int = 1  # bounds on keys are multiples of it
-    decode: int = 1  # query tokens of a decode: more than 1 where drafts are verified
-    decodes: bool = False  # all steps are decodes
-    ragged: bool = True  # decodes of one token also come with cu_seqlens_q
+    bucket: int = 1  # bounds on keys are multiples of this, or max_seqlen
+    decode: int = 1  # query tokens of a sequence in a decode: more than 1 if drafts are verified
+    decodes: bool = False  # True: all steps are decodes
+    ragged: bool = True  # True: decodes of one token come with cu_seqlens_q; False: without it
     writes: tuple[str, ...] = ("both",)
 
     def batches(self, usual: bool = False) -> Iterator[Lengths]:
         """Batches of all steps, or of usual steps only: decodes, and prompts beside decodes or alone.
 
-        Unusual steps bring some sequence a few tokens: a short prompt, the rest of a prompt, or the tokens behind a
-        cached prefix.
+        In an unusual step, the longest query has 2 to PROMPT - 1 tokens, and is not a decode: a short prompt, the rest
+        of a prompt, or the tokens behind a cached prefix.
         """
         for batch in batches_up_to(self.max_seqs, self.max_tokens, self.max_seqlen, self.bucket, self.decode):
-            # where all steps are decodes, the whole batch may have fewer tokens than a decode may have
+            # if all steps are decodes, the whole batch may have fewer tokens than one decode has elsewhere
             decode = batch.max_seqlen_q == (min(self.decode, batch.tokens) if self.decodes else self.decode)
             if batch.max_seqlen_q == 1 and batch.ragged != self.ragged:
                 continue
@@ -43,22 +43,23 @@ class Served(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """Layers of one kind, whose host pads batches: decodes to a power of two, others to a multiple of `step` tokens."""
+    """Layers of one kind, whose host pads batches: decodes by sequences, other batches to multiples of `step` tokens."""
 
     model: Model
     max_seqs: int
     max_tokens: int
     max_seqlen: int
-    widths: tuple[int, ...]  # keys for which the page tables of decodes have columns
-    bucket: int  # bounds on keys of other batches are multiples of it
-    step: int  # tokens of other batches are multiples of it
-    exact: bool = False  # every large batch has exactly max_seqs sequences; False: at most so many
+    widths: tuple[int, ...]  # numbers of keys for which page tables of decodes have columns
+    bucket: int  # bounds on keys of other batches are multiples of this
+    step: int  # tokens of other batches are multiples of this, or max_tokens
+    exact: bool = False  # other batches of max_seqs tokens or more have max_seqs sequences; False: at most max_seqs
     writes: tuple[str, ...] = ("both",)
 
     def batches(self) -> Iterator[Lengths]:
         """Decodes for each width of page tables, then other batches, which come with cu_seqlens_q.
 
-        A padded batch has min(tokens, max_seqs) sequences, and max_seqlen_q is its number of tokens.
+        With `exact`, another batch has min(tokens, max_seqs) sequences, else one of several numbers up to that.  Its
+        max_seqlen_q is its number of tokens.
         """
         powers = [1 << power for power in range(self.max_seqs.bit_length())]
         for seqs in sorted({*powers, self.max_seqs} if self.exact else spread(self.max_seqs)):

@@ -1,4 +1,4 @@
-"""Names of prepared kernels, kept on disk beside the kernels: a look at files is free, and planning takes seconds."""
+"""Manifests on disk: the folders of prepared kernels, because planning takes seconds and reading a file does not."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .processes import read
 
 
 class Asked(NamedTuple):
-    """A request for kernels: all that decides which kernels it means.  usual: kernels of usual steps only."""
+    """A request for kernels, with everything that decides which kernels are meant."""
 
     served: tuple[Served | Padded, ...]
     device: Device
     local: bool  # the device is this machine's, so launchers are built, too
-    usual: bool = False
+    usual: bool = False  # only kernels of usual steps (`Served.batches`)
 
     @property
     def names(self) -> list[str]:
-        """A name for each kind of layers; equal names mean equal kernels, of equal Triton and equal sources."""
+        """A name for each kind of layers; equal names mean equal kernels, Triton and sources."""
         read(self.device)
         from triton.runtime.cache import triton_key
 
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
 
 def found(asked: Asked) -> int | None:
-    """How many kernels were prepared; None if any is not on disk, or if nothing was prepared."""
+    """Number of kernels that were prepared for a request; None if none were, or if one is no longer on disk."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         folders = {folder for name in asked.names for folder in json.loads(_file(name).read_text())["kernels"]}
         if all((_cache() / folder).is_dir() for folder in folders):
@@ -64,12 +64,12 @@ def keep(asked: Asked, folders: Iterable[str]) -> None:
 class Held(NamedTuple):
     """A lock file, held by one process at a time.  A child that gets the descriptor holds the file until it ends."""
 
-    held: int | None  # file descriptor; None: the system has no such locks, and every process goes on
+    held: int | None  # file descriptor; None: the system has no file locks, and no process waits
 
 
 @contextlib.contextmanager
 def turn(asked: Asked, wait: bool) -> Iterator[Held | None]:
-    """Let one process at a time prepare a request; yield None if another process does so and `wait` is false."""
+    """Let one process at a time prepare a request; yield None if another process is doing so and `wait` is false."""
     held = None
     try:
         import fcntl

@@ -47,22 +47,22 @@ class _Written(NamedTuple):
     page_indices: torch.dtype | None = None
     score_mod: Named | None = None
     value_dim: int | None = None  # None: head_dim
-    qq_mask: int = 0  # words of each query
-    token_scales: bool = False  # q_scale has a number for each token
+    qq_mask: int = 0  # int32 words of each query; 0: no qq_mask
+    token_scales: bool = False  # True: q_scale has a number for each token
     causal_seqs: bool = False
-    latent: bool = False  # values are the first dims of keys
+    latent: bool = False  # True: values are the first dims of keys
     prefix_lens: bool = False
     spans: int = 0
     head_windows: bool = False
-    side_by_side: bool = False  # values of a slot lie behind its keys, in one cache
+    side_by_side: bool = False  # True: values of a slot lie behind its keys, in one cache
     page_stride: int = 0  # slots from a page's first slot to the next page's first slot; 0: page_size
     qkv: str | None = None  # form of qkv in calls of write_qkv: "packed" or "separate"; None: there are no such calls
     rotary_dim: int | None = None  # columns of cos_sin; 0: nothing is rotated; None: the dims of q
     interleaved: bool = False
     mrope_sections: tuple[int, int, int] | None = None
-    cos_sin: torch.dtype | None = None  # None: dtype of qkv
-    qk_norm: torch.dtype | None = None  # of q_norm and k_norm
-    pages: bool = False  # whole pages are copied, moved and gathered
+    cos_sin: torch.dtype | None = None  # dtype of cos_sin; None: dtype of qkv
+    qk_norm: torch.dtype | None = None  # dtype of q_norm and k_norm; None: no norms
+    pages: bool = False  # True: whole pages are copied, moved and gathered
 
     @property
     def value_width(self) -> int:
@@ -91,9 +91,9 @@ class _Written(NamedTuple):
 
 
 QKV = ("packed", "separate")
-# Fields of calls of write_qkv.
+# Fields that only calls of write_qkv need.
 OF_WRITE_QKV = ("qkv", "rotary_dim", "interleaved", "mrope_sections", "cos_sin", "qk_norm")
-# Other options of calls that are fields of a model: passed on to calls, and not read here.
+# Other options of calls that are fields of a model.  This folder passes them on to calls, and does not read them.
 PASSED = {x.name: x.default for x in OF_MODELS if x.name not in _Written._fields}
 if TYPE_CHECKING:
     Model = _Written
@@ -126,7 +126,7 @@ def batches_up_to(
 ) -> Iterator[Lengths]:
     """Batches of every kind: decodes, speculation, prefills and mixtures, with few keys and with many.
 
-    bucket: bounds on keys are multiples of it, except for max_seqlen.  decode: query tokens of a decode.
+    bucket: bounds on keys are multiples of this, or max_seqlen.  decode: query tokens of a sequence in a decode.
     """
     bounds = sorted({min(-(-keys // bucket) * bucket, max_seqlen) for keys in spread(max_seqlen)})
     for seqs, keys in itertools.product(spread(max_seqs, past=max_seqs), bounds):
@@ -143,7 +143,7 @@ def batches_up_to(
 
 
 def distinct(model: Model, batches: Iterable[Lengths], device: Device) -> list[Lengths]:
-    """Leave out each batch whose kernels earlier batches need as well."""
+    """Return the batches without those whose kernels earlier batches need, too."""
     needed: set[Any] = set()
     chosen = []
     for batch in batches:
@@ -282,10 +282,10 @@ def new_dtype(model: Model) -> torch.dtype:
 
 
 def spread(most: int, past: int = 0, steps: int = 2) -> list[int]:
-    """Sizes 1, 2, 3, 4, 6, 8, 12 ... most, ascending: powers of two, and sizes between them.  Plans may change there.
+    """Sizes 1, 2, 3, 4, 6, 8, 12 ... most, ascending: powers of two, and sizes between them, where plans may change.
 
-    past: powers up to this one bring their neighbours, power - 1 and power + 1.  steps: number of sizes from one power
-    to the next.
+    past: the neighbours of powers up to this number, power - 1 and power + 1, are sizes, too.  steps: number of sizes
+    from one power to the next.
     """
     powers = [1 << power for power in range(most.bit_length())]
     sizes = {size for power in powers if power <= past for size in (power - 1, power + 1) if size > 0}

@@ -1,6 +1,6 @@
 """Calls of a model besides attention: writes of queries, keys and values, and whole pages copied and gathered.
 
-Each function makes one call of tensors on the CPU whose memory is never written or read, for processes that compile.
+The functions call with tensors on the CPU whose memory is never written or read, in processes that only compile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..records.formats import INT4, is_scaled
 from .model import Model, new_dtype, new_rows
 
 # Launches that write new keys and values into a cache: one for both, or one each, as in compiled graphs.  A latent
-# cache has one launch for keys.  "apart" is its launch for values and remaining dims that come as two tensors.
+# cache has one launch for keys.  "apart" is a latent cache's launch for values and rest that come as two tensors.
 WRITES = ("both", "keys", "values")
 POSITIONS = 4096  # rows of cos_sin; kernels depend on whether 16 divides them
 # Tokens of example calls.  Sections of positions [3, tokens] are `tokens` apart: kernels depend on whether this stride
@@ -23,7 +23,7 @@ BY_SECTION = (1, 2, 16)
 
 
 def write(model: Model, call: dict[str, Any], name: str) -> None:
-    """Make a write of one of WRITES, or of "apart", into the caches of a call of attention."""
+    """Make the write `name`, one of WRITES or "apart", into the caches of a call of attention."""
     from ..calls.writes import write as write_kv
 
     k, v = new_rows(model, 1)
@@ -41,7 +41,7 @@ def write(model: Model, call: dict[str, Any], name: str) -> None:
 
 
 def fused_writes(model: Model, call: dict[str, Any], name: str) -> None:
-    """Make the calls of write_qkv for one of WRITES, or for "apart".
+    """Make the calls of write_qkv that go with the write `name`, one of WRITES or "apart".
 
     Compiled graphs write queries and keys in one launch, and values by write_kv, if both caches lie in one buffer.
     """
@@ -58,7 +58,7 @@ def fused_writes(model: Model, call: dict[str, Any], name: str) -> None:
 
 
 def projections(model: Model, call: dict[str, Any], tokens: int) -> tuple[Projections, Rotation]:
-    """Arguments of write_qkv for the caches of a call of attention."""
+    """Arguments of write_qkv for `tokens` tokens and the caches of a call of attention."""
     heads, kv_heads, value_dim = model.heads, model.kv_heads, model.value_width
     dim, dtype = model.head_dim - (value_dim if model.latent else 0), new_dtype(model)
     if model.qkv == "packed":
@@ -84,7 +84,7 @@ def projections(model: Model, call: dict[str, Any], tokens: int) -> tuple[Projec
 
 
 def whole_pages(model: Model, call: dict[str, Any]) -> None:
-    """Make calls of copy_pages, which move_pages shares kernels with, and of gather_pages over keys and over values."""
+    """Call copy_pages, which has the kernels of move_pages, and gather_pages for keys and values (not of int4)."""
     from ..pages import copy_pages, gather_pages
 
     k, v, page_table = call["k_cache"], call["v_cache"], call["page_table"]
@@ -101,13 +101,13 @@ def whole_pages(model: Model, call: dict[str, Any]) -> None:
 
 
 def _scales(model: Model, call: dict[str, Any]) -> tuple[Any, Any]:
-    """k_scale and v_scale of calls that know no sequences."""
+    """k_scale and v_scale of calls that know no sequences: in place of scales by sequence, scales by head."""
     if model.scales == "per_seq" and is_scaled(model.cache_dtype):
         return _scale(model), _scale(model)
     return call.get("k_scale"), call.get("v_scale")
 
 
 def _scale(model: Model) -> Any:
-    """A scale that is not by token."""
+    """A scale for calls without sequences that is not by token."""
     by_head = torch.empty(model.kv_heads)
     return dict(number=1.0, per_head=by_head, per_seq=by_head).get(model.scales, torch.empty(1))

@@ -97,19 +97,22 @@ def prepare(
     rich is installed.
 
     Args:
-        heads, kv_heads, head_dim, page_size, dtype: of queries and caches.
-        value_dim: dims of values and results; None: head_dim.
-        latent: calls pass k_cache[..., :value_dim] for v_cache, and no v_new; write_kv gets no v.
-        cache_dtype, out_dtype: dtypes of caches and results; None: `dtype`.
-        kv_layout: "NHD", "HND", or "x" for x-packed caches of 16 bytes.
+        heads, kv_heads: query heads and KV heads of one device.
+        head_dim: dims of queries and keys.
+        page_size: slots of a page.
+        dtype: dtype of queries.
+        value_dim: dims of values and results.  None: head_dim.
+        latent: calls pass k_cache[..., :value_dim] as v_cache, and no v_new; calls of write_kv pass no v.
+        cache_dtype, out_dtype: dtypes of caches and results.  None: `dtype`.
+        kv_layout: "NHD", "HND", or "x" for x-packed caches, whose x dims have 16 bytes.
         side_by_side: the caches are k_cache = cache[..., :head_dim] and v_cache = cache[..., head_dim:].
         page_stride: slots from a page's first slot to the next page's first slot; other layers' slots may lie between
             pages.  0: page_size.
         new: calls pass k_new and v_new.
         causal, window_size, clip_spans, chunk, softcap, alibi_symmetric, return_lse, batch_invariant: as in
             paged_attention.
-        shard: as in paged_attention, of any rank: all ranks have the same kernels.  Calls are then those of
-            distributed.paged_attention: out_dtype is float32 if None, and return_lse True.
+        shard: as in paged_attention.  Any rank will do, because all ranks have the same kernels.  Calls are then those
+            of distributed.paged_attention: out_dtype None is float32, and return_lse is True.
         causal_seqs: calls pass a tensor as causal.
         head_windows: calls pass a tensor as window_size.
         prefix_lens: calls pass prefix_lens.
@@ -117,32 +120,33 @@ def prepare(
         alibi: calls pass alibi_slopes.
         sinks: dtype of the sinks.  None: no sinks.
         qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries.  0: none.
-        qq_mask: words of each query in qq_mask.  0: no qq_mask.
+        qq_mask: int32 words of each query in qq_mask.  0: no qq_mask.
         query_positions: calls pass query_positions.
         token_scales: calls pass a q_scale with a number for each token.
         gate: dtype of the gate.  None: no gate.
         score_mod, score_mod_args: as in paged_attention.  The function must belong to a module, because other
-            processes import it.  Only dtypes of tensors matter.
-        scales: form of the scales of fp8, int8 and int4 tensors.  Inside torch.compile numbers become tensors.  int4
-            has "per_token".
+            processes import it.  Of tensors in score_mod_args, only dtypes matter.
+        scales: form of the scales of fp8, int8 and int4 tensors.  Inside torch.compile, numbers become tensors.  int4
+            caches have "per_token".
 
             - "number": a number on the host.
             - "tensor": one number for all heads: [], [1], or expanded from one of these.
             - "per_head": [kv_heads], [1, kv_heads], or expanded from one of these.
             - "per_seq": [seqs, kv_heads], contiguous.
-            - "per_token", "per_token_float16": of the caches by token, contiguous, or, with side_by_side, behind rows
-              of keys and values.  Other tensors have "tensor".
+            - "per_token", "per_token_float16": float32 or float16, for each slot and KV head of the caches.  They are
+              contiguous or, with side_by_side, lie behind the rows of keys and values.  Queries and results have
+              "tensor".
         integers: dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans, query_positions and a tensor
             as window_size, torch.int32 or torch.int64.
         page_indices: dtype of indices if page_table is (indptr, indices); indptr has the dtype `integers`.  None:
             page_table is a tensor.
         qkv: form of qkv in calls of write_qkv: "packed", one tensor, or "separate", a tuple of three, which may be
-            views of one tensor.  Of an fp8 `dtype` queries become fp8, with a q_scale.  None: no calls of write_qkv.
-        rotary_dim: columns of cos_sin, whose rows are contiguous and a multiple of 16 in number; calls pass positions
-            in int64.  None: all dims of q, or of q_rope.  0: no rotary embedding.
+            views of one tensor.  If `dtype` is fp8, queries become fp8, with a q_scale.  None: no calls of write_qkv.
+        rotary_dim: columns of cos_sin.  None: all dims of q, or of q_rope.  0: no rotary embedding.  Rows of cos_sin are
+            contiguous, and 16 divides their number; calls pass int64 positions.
         interleaved, mrope_sections: as in write_qkv.
-        cos_sin: dtype of cos_sin.  None: that of qkv.
-        qk_norm: dtype of q_norm and k_norm; of latents, of k_norm.  None: no norms.
+        cos_sin: dtype of cos_sin.  None: dtype of qkv.
+        qk_norm: dtype of q_norm and k_norm; latents have only k_norm.  None: no norms.
         pages: calls also copy, move and gather whole pages of the caches: copy_pages and move_pages of keys and
             values, in any number of layers, and gather_pages with the scales of the cache.  Page ids have the dtype
             `integers`.  Gathered rows of an fp8 or int8 cache have the dtype of new keys; int4 is not gathered.
@@ -150,7 +154,7 @@ def prepare(
         max_seqlen: the most keys of a sequence.
         device: where calls will run.  None: the current GPU.  A Device describes a GPU that need not be present, for
             example while a container image is built.
-        processes: the most processes at work.  None: as many as there are processors.
+        processes: the most processes at work.  None: one for each processor that this process may use.
 
     Returns: number of kernels, number of kernels compiled now, and seconds.  All are 0 where kernels are interpreted
         and where plain torch serves the device.
@@ -233,7 +237,7 @@ def _check_write_qkv(model: Model) -> None:
 
 @contextlib.contextmanager
 def _tracking() -> Iterator[Track]:
-    """Yield track(items, what, total), which gives the items and, if rich is installed, shows how many are taken."""
+    """Yield track(items, what, total), which yields the items and, if rich is installed, shows how many were taken."""
     try:
         from rich.console import Console
         from rich.progress import Progress

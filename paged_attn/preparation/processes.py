@@ -1,6 +1,6 @@
-"""Processes that compile side by side, for a device that none of them uses, or that this machine lacks.
+"""Processes that compile side by side.  None of them uses the device, which this machine may lack.
 
-Functions that need Triton import it when they are called: `paged_attn.prepare` may be imported without Triton.
+Functions that need Triton import it when they are called, so `paged_attn.prepare` can be imported without Triton.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHUNK = 2048  # batches that a process plans at a time
 
 
 class ModelBatches(NamedTuple):
-    """A model, batches of it, and how its keys are written."""
+    """A model, batches of it, and the launches (`WRITES`) that write its keys and values."""
 
     model: Model
     batches: Sequence[Lengths]
@@ -64,7 +64,7 @@ class Pool:
         self._pool.shutdown(cancel_futures=True)
 
     def compile(self, work: Iterable[ModelBatches], track: Track) -> dict[str, Compiled]:
-        """Every kernel that the work needs, by its hash."""
+        """Compile every kernel that the work needs; return the kernels by their hashes."""
         started = self.begin(work, track)
         return collect(track(as_completed(started), "compiling", len(started)))
 
@@ -89,7 +89,7 @@ class Pool:
     def _chosen(self, work: ModelBatches, track: Track) -> list[Lengths]:
         """Batches that together need all kernels.
 
-        Forked processes share this planning.  Spawned ones do not, because they first import torch and Triton.
+        Forked processes share this planning.  Spawned ones would first have to import torch and Triton.
         """
         batches = work.batches
         if self.forked and len(batches) > CHUNK:
@@ -148,7 +148,7 @@ def _start(device: Device, local: bool, other_assembler: bool) -> None:
 
 
 def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[str, Compiled]:
-    """Compile the kernels of a batch, and the kernels of these writes into the model's cache and of whole pages."""
+    """Compile the kernels of a batch and of these writes into the caches; beside a write, also those of whole pages."""
     from ..api import paged_attention
 
     call = call_of(model, batch)
@@ -167,7 +167,7 @@ def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[
 
 @contextlib.contextmanager
 def interpreting(value: str) -> Iterator[None]:
-    """Set TRITON_INTERPRET for processes that start meanwhile."""
+    """A scope that sets TRITON_INTERPRET for processes that start inside."""
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = value
     try:
@@ -228,7 +228,7 @@ def compile_only(device: Device, found: Callable[[Any], object]) -> None:
 
 
 def build_launcher(kernel: Any) -> None:
-    """Build the C stub between Python and a compiled kernel, into Triton's cache; needs the driver's library."""
+    """Build the kernel's C launcher into Triton's cache, if Triton has one for each; needs the driver's library."""
     vendor, name = {"cuda": ("nvidia", "CudaLauncher"), "hip": ("amd", "HIPLauncher")}[kernel.metadata.target.backend]
     module = importlib.import_module(f"triton.backends.{vendor}.driver")
     if triton_version.has_stubs(module):

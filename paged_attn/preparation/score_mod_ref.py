@@ -13,7 +13,7 @@ from ..launching.locks import FIRST
 
 
 class Named(NamedTuple):
-    """A score_mod's module and name.  args: the dtype for each tensor, and numbers as they are."""
+    """A score_mod's module and name.  args: its score_mod_args, with a dtype in place of each tensor."""
 
     module: str
     name: str
@@ -25,12 +25,12 @@ class Named(NamedTuple):
             return getattr(importlib.import_module(self.module), self.name)
 
     def score_mod_args(self) -> tuple[Any, ...]:
-        """Arguments of these types; contents of tensors do not matter."""
+        """Tensors of these dtypes, and the numbers; contents of tensors do not matter."""
         return tuple([torch.empty(16, dtype=x) if isinstance(x, torch.dtype) else x for x in self.args])
 
 
 def named(function: Any, args: Sequence[Any]) -> Named | None:
-    """Reference to a function; raises ValueError if its module lacks it under its own name."""
+    """Reference to a function, None for None; raises ValueError if its module does not have it under its own name."""
     if function is None:
         return None
     written = getattr(function, "fn", function)  # an interpreted function's own __module__ is Triton's

@@ -1,4 +1,5 @@
-"""Preparing in another process, for an engine's worker, which has threads and a GPU, or may not have children.
+"""Preparing in another process, for an engine's worker, which has threads and a GPU, or may not have
+multiprocessing's children.
 
 The other process imports torch once, finds out which kernels are needed, and forks to compile them.  It ends when the
 worker ends.
@@ -71,7 +72,7 @@ def _end(process: Any) -> int:
 
 
 def main() -> None:
-    """Compile what the first argument says, and print a Summary."""
+    """Compile the request in the first argument, write its manifest, and print a Summary as JSON."""
     from .. import api  # noqa: F401, for processes that are forked
 
     asked, meanwhile = pickle.loads(base64.b64decode(sys.argv[1]))
