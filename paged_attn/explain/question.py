@@ -91,7 +91,7 @@ def memory(question: Question) -> dict[str, int]:
 
 
 def bytes_exchanged(question: Question) -> int:
-    """Bytes of states that a rank sends to other ranks, and as many that it receives, if each rank joins some heads."""
+    """Bytes of states that a rank sends if each rank joins a part of the heads; the rank receives as many."""
     if question.shard is None:
         return 0
     _, world, _ = question.shard

@@ -1,4 +1,4 @@
-"""Steps that all dialects share: the copy of keys into whole pages before a plan's launches, and merges behind them.
+"""Steps that all dialects share: the copy of keys and values before a plan's launches, and the merges after launches.
 
 Every dialect also passes a batch to its kernels by `numbers_of`.
 """
@@ -44,17 +44,17 @@ def _padded(dims: int) -> int:
 # ---- copies --------------------------------------------------------------------------------------
 
 COPY_WARPS = 4
-BYTES_AT_ONCE = 16 << 10  # of keys, and as many of values: each thread holds eight times 16 bytes in registers
+BYTES_AT_ONCE = 16 << 10  # bytes of keys, and as many of values; each thread holds 8 x 16 bytes of each in registers
 # Large copies have more tiles than programs, and a program copies several tiles.  If bounds are far above lengths, most
-# programs find nothing to copy: with 8 on a multiprocessor at a time, that takes a microsecond or two.
+# programs find nothing to copy: with 8 on a multiprocessor at a time, these take a microsecond or two.
 MAX_PROGRAMS = 8192
 
 
 class CopyTiles(NamedTuple):
-    """Tile of a program of copies, and the number of programs."""
+    """Tiles of the copy kernel, and how its programs divide them."""
 
-    keys: int
-    heads: int
+    keys: int  # keys of a tile
+    heads: int  # KV heads of a tile
     groups: int  # groups of `heads` KV heads, over all sequences
     parts: int  # programs that divide the tiles of a group
 
@@ -97,10 +97,10 @@ def _known(kv: KV) -> KV:
 
 
 def _bound(mods: Modifiers) -> Modifiers:
-    """Return the modifiers that bound keys to the left: pages with earlier keys may be gone, and are not read."""
+    """Return the modifiers that bound keys to the left: pages with earlier keys may be freed, and are not read."""
     if mods.left is None:
         return Modifiers(shard_rank=mods.shard_rank)
-    assert mods.prefix_lens is None  # pages in the gap between a prefix and a window may be gone, too
+    assert mods.prefix_lens is None  # pages in the gap between a prefix and a window may have been freed, too
     return Modifiers(**{name: getattr(mods, name) for name in LEFT})
 
 
@@ -155,7 +155,7 @@ def merge_states(out: Rows, lse: Any, outs: Any, lses: Any, sinks: Any = None) -
 
 
 def _rows_per_merge(live: int, dim: int) -> int:
-    """Rows of a program of `merge_states`: an eighth of the heads, but no more than registers hold of eight states.
+    """Rows of a program of `merge_states`: an eighth of the heads, as far as registers hold eight states of them.
 
     With up to eight heads, a program has one row, because many programs finish sooner.
     """

@@ -44,7 +44,7 @@ class Need(NamedTuple):
 
 
 class Arena:
-    """Zeroed counters of one device, each handed out once: nobody knows when a graph is replayed for the last time.
+    """Zeroed counters of one device, each handed out once, because any replay of a graph may follow another.
 
     An arena grows only outside of capture, because zeroing during capture would become part of the graph.
     """

@@ -1,6 +1,6 @@
 """The dialects of kernels, best first.  Each is a module `kernels/<name>/dialect.py` with the functions of Dialect.
 
-The planner and all code that uses a plan find dialects by these names alone.  A new dialect is a folder under
+The planner and all code that uses a plan find dialects by these names.  A new dialect is a folder under
 `kernels/` and a name here.  Plain torch makes no plans: it computes a call directly from its tensors.  This file
 imports Triton only when a Triton dialect is asked for.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..records.plan import Launch
     from ..records.problem import Problem
 
-DIALECTS = ("hopper", "portable")  # the last one covers every call on every device
+DIALECTS = ("hopper", "portable")  # the last one covers every call on every device that has Triton
 
 TORCH = "torch"  # takes all calls of devices that plain torch serves, and makes no plans
 
@@ -67,7 +67,7 @@ class Dialect(Protocol):
         """Name of the launch's kernel."""
 
     def warps_of(self, launch: Launch) -> int:
-        """Warps of a program, without the warps of `Launch.beside`."""
+        """Warps of a program that work for this launch, not for `Launch.beside`."""
 
     def tiles_of(self, launch: Launch) -> str:
         """Sizes, stages and loads of a program's tiles, in words."""
@@ -86,7 +86,7 @@ class Dialect(Protocol):
 
 
 class Direct(Protocol):
-    """The names in the module of plain torch: the public functions, for arguments that the checks have passed."""
+    """The names in the module of plain torch: implementations of the public functions, for checked arguments."""
 
     TITLE: str
 
@@ -100,7 +100,7 @@ class Direct(Protocol):
         self, k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, slot_mapping: Tensor, k_scale: Any,
         v_scale: Any, kv_layout: str, part: str | None,
     ) -> None:  # fmt: skip
-        """Write the part "keys" or "values", or both if `part` is None."""
+        """Write keys and values to the caches; part: "keys", "values", or None for both."""
 
     def write_qkv(
         self, q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor | None, slot_mapping: Tensor,
@@ -108,7 +108,7 @@ class Direct(Protocol):
         v_scale: Any, q_scale: Any, q_out: Tensor, kv_layout: str, interleaved: bool,
         mrope_sections: Sequence[int] | None, eps: float, norm_offset: float, part: str | None,
     ) -> None:  # fmt: skip
-        """Write q_out, which may be q, and write keys and values to the caches.  `part` = "keys": write no values."""
+        """Write q_out, which may be q, and keys and values to the caches; part: "keys" (no values), or None (both)."""
 
     def merge_states(self, out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:
         """Merge states `outs` and `lses`, and sinks, into out and lse."""
@@ -116,13 +116,13 @@ class Direct(Protocol):
     def move_pages(
         self, sources: Sequence[Tensor], targets: Sequence[Tensor], src: Tensor, dst: Tensor, page_axis: int
     ) -> None:
-        """Copy page src[i] of each source to page dst[i] of its target."""
+        """Copy page src[i] of each source to page dst[i] of its target; a negative id skips the pair."""
 
     def gather_pages(
         self, cache: Tensor, page_table: Tensor, page_starts: Tensor | None, seq_lens: Tensor, out: Tensor,
         kv_layout: str, scale: Any,
     ) -> None:  # fmt: skip
-        """Write rows of all sequences to out, and zeros behind them."""
+        """Write the rows of all sequences to out, and zeros behind them and where a page id is negative."""
 
 
 @functools.cache

@@ -16,7 +16,11 @@ from .dialects import DIALECTS, chosen, dialect
 
 
 def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
-    """(problem that the launches solve, copies of keys and values into whole pages that some or all read, or None)."""
+    """Return (problem for which launches are chosen, copies of keys and values in whole pages or None).
+
+    If a dialect covers the call only over copies, the problem is over the copies, and all launches read them.
+    Otherwise the problem is unchanged, and launches with `copied` read the copies.
+    """
     for name in DIALECTS[:-1]:
         found = dialect(name)
         if found.why_not_on(problem.device) is None:
@@ -30,7 +34,7 @@ def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
 
 @functools.lru_cache(maxsize=4096)
 def plan(problem: Problem) -> Plan:
-    """The plan of the first dialect that covers the call, perhaps after a copy of its keys into whole pages."""
+    """The plan of the first dialect that covers the call, perhaps over copies of keys and values in whole pages."""
     if problem.only == "prefill" and not problem.ragged:
         return Plan(())
     whole, copies = in_whole_pages(problem)
@@ -41,7 +45,7 @@ def plan(problem: Problem) -> Plan:
 
 
 def steps_of(plan: Plan, call: Call) -> list[Step]:
-    """The steps of a plan, in order: the copy of keys if any, then each launch and the merge of its pieces.
+    """The steps of a plan, in order: the copy of keys and values if any, then each launch and its merge.
 
     If a launch leads (Shape.LEADS), the next launch comes before the merge, and so does not wait for it.
     """

@@ -27,8 +27,8 @@ class Served(NamedTuple):
     def batches(self, usual: bool = False) -> Iterator[Lengths]:
         """Batches of all steps, or of usual steps only: decodes, and prompts beside decodes or alone.
 
-        In an unusual step, the longest query has 2 to PROMPT - 1 tokens, and is not a decode: a short prompt, the rest
-        of a prompt, or the tokens behind a cached prefix.
+        In an unusual step, the longest query has 2 to PROMPT - 1 tokens, and is not a decode.  It is a short prompt, the
+        rest of a prompt, or the tokens behind a cached prefix.
         """
         for batch in batches_up_to(self.max_seqs, self.max_tokens, self.max_seqlen, self.bucket, self.decode):
             # if all steps are decodes, the whole batch may have fewer tokens than one decode has elsewhere
@@ -43,7 +43,7 @@ class Served(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """Layers of one kind, whose host pads batches: decodes by sequences, other batches to multiples of `step` tokens."""
+    """Layers of one kind, whose host pads batches: decodes by sequences, others to multiples of `step` tokens."""
 
     model: Model
     max_seqs: int

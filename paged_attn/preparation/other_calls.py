@@ -16,7 +16,7 @@ from .model import Model, new_dtype, new_rows
 # Launches that write new keys and values into a cache: one for both, or one each, as in compiled graphs.  A latent
 # cache has one launch for keys.  "apart" is a latent cache's launch for values and rest that come as two tensors.
 WRITES = ("both", "keys", "values")
-POSITIONS = 4096  # rows of cos_sin; kernels depend on whether 16 divides them
+POSITIONS = 4096  # rows of cos_sin; kernels depend on whether 16 divides this number
 # Tokens of example calls.  Sections of positions [3, tokens] are `tokens` apart: kernels depend on whether this stride
 # is 1, a multiple of 16 or neither.
 BY_SECTION = (1, 2, 16)

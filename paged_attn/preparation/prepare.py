@@ -142,8 +142,8 @@ def prepare(
             page_table is a tensor.
         qkv: form of qkv in calls of write_qkv: "packed", one tensor, or "separate", a tuple of three, which may be
             views of one tensor.  If `dtype` is fp8, queries become fp8, with a q_scale.  None: no calls of write_qkv.
-        rotary_dim: columns of cos_sin.  None: all dims of q, or of q_rope.  0: no rotary embedding.  Rows of cos_sin are
-            contiguous, and 16 divides their number; calls pass int64 positions.
+        rotary_dim: columns of cos_sin.  None: all dims of q, or of q_rope.  0: no rotary embedding.  Rows of cos_sin
+            are contiguous, and 16 divides their number; calls pass int64 positions.
         interleaved, mrope_sections: as in write_qkv.
         cos_sin: dtype of cos_sin.  None: dtype of qkv.
         qk_norm: dtype of q_norm and k_norm; latents have only k_norm.  None: no norms.

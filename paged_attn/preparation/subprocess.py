@@ -1,5 +1,4 @@
-"""Preparing in another process, for an engine's worker, which has threads and a GPU, or may not have
-multiprocessing's children.
+"""Preparing in another process, for an engine's worker, which has threads and a GPU, or may not use multiprocessing.
 
 The other process imports torch once, finds out which kernels are needed, and forks to compile them.  It ends when the
 worker ends.

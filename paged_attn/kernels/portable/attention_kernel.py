@@ -35,7 +35,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
 
     first, scalar or [R]: whether sinks count here.  q: a Query, whose dims are split into as many parts as the keys'.
 
-    cache: KeyValues.  new: KeyValues, or None.
+    cache: KeyValues.  boxes: KeyValues of TMA descriptors, or None.  new: KeyValues of new keys, or None.
     """
     span = visible_range(block, mods, S.BLOCK_Q, S)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
@@ -61,7 +61,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     pages = pages_of(batch, block.seq)
     source = Source(pages, 0, first_key, cache_end, cache_scale, batch.page_starts, prefix)
     state = attend_keys(state, q, rows, cache, boxes, source, begin, span, mods, S)
-    # So far acc sums cached values alone, because a sink has the value 0.  New values are not scaled, and follow below.
+    # So far acc sums only cached values, because a sink has the value 0.  New values have no scale, and follow below.
     value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, head, scales.value_stride_seq, block)
     acc = state.acc
     if cache.value.SCALED:
@@ -89,10 +89,10 @@ def attend_pieces(
     block, rows, q, begin, end, cut, share, slot, ahead, cache, boxes, new, batch, mods, scales, partial,
     S: tl.constexpr,
 ):  # fmt: skip
-    """Fold the states of pieces [begin, end) in order; cut: also store each, from slot `slot` of share `share` on.
+    """Fold the states of pieces [begin, end) in order; cut: store each, too, from slot `slot` of share `share` on.
 
-    A row's position alone decides how its keys are cut, so its result has the same bits in every batch.  Pieces that
-    only other rows of the block see change no bits of this row's result.
+    Keys are cut at multiples of PIECE in every batch, so a row's result has the same bits in every batch.  Pieces that
+    only other rows of the block see change no bits of the row's result.
     """
     row_max, row_sum = start(None, rows, False, S)
     state = State(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), row_max, row_sum)

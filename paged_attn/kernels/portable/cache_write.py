@@ -14,8 +14,8 @@ def store_heads(
 ):  # fmt: skip
     """Store heads [H, D] of one token into its slot, divided by the scale and encoded in the cache's type.
 
-    Scales by slot are computed, and stored, too.  Beside a scale of 0 or NaN, zeros are stored.  A byte of int4 has two
-    dims, and the lowest four bits of its scale are the zero point.
+    Scales by slot are computed here, and stored, too; numbers with a scale of 0 or NaN count as zeros.  A byte of int4
+    has two dims, and the lowest four bits of an int4 scale are the zero point.
     """
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
@@ -31,7 +31,7 @@ def store_heads(
         to = kv.scale_ptr + page * kv.scale_stride_page + slot * kv.scale_stride_slot
         tl.store(to + kv_head.to(tl.int64) * kv.scale_stride_head, by_slot, mask=kv_head < KV_HEADS)
         if kv.FP8 == 4:
-            dim = tl.arange(0, DIM // 2)  # of bytes
+            dim = tl.arange(0, DIM // 2)  # bytes, each of two dims
             inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM // 2)[None, :]
             x = encode_steps(x, step, zero)
         else:

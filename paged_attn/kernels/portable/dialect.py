@@ -59,7 +59,7 @@ def step(launch: Launch, call: Call) -> Step:
 
 
 def need_of(launch: Launch) -> Need:
-    """Scratch for the states of cut blocks; its size depends on the device, not on the batch."""
+    """Scratch for the states of cut blocks; its size depends on the plan, not on lengths of sequences."""
     shape = launch.shape
     states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE * (shape.VALUE_PADDED + 2)
     if launch.merge is None:
@@ -73,7 +73,7 @@ def multiplies_fp8(launch: Launch) -> bool:
 
 
 def compiled(launch: Launch) -> tuple[object, ...]:
-    """Return the key of a launch's compiled kernel; `least` and `slots` follow lengths and are not specialised."""
+    """Return the key of a launch's compiled kernel, without `least` and `slots`, which do not specialise it."""
     return (launch.shape, launch.config, launch.shortest, launch.longest)
 
 
@@ -118,5 +118,5 @@ def heads_of(launch: Launch) -> str:
 
 
 def kernel_of(launch: Launch) -> str:
-    """The name of the kernel."""
+    """Name of the kernel."""
     return "attention_kernel"

@@ -54,7 +54,8 @@ MAX_SEQS_OF_EQUAL_HEADS: Annotated[
 ] = 4
 # Elements of a state that a program of the merge launch joins: four for each thread of 8 warps.
 ELEMENTS_PER_MERGE_PROGRAM = 1024
-MAX_DIMS_PER_MERGE_PROGRAM, DIMS_OF_WIDE_ROWS = 256, 64  # up to 256 dims one program joins a row; wider rows: 64 each
+# A merge program joins all dims of rows of up to 256 dims, and 64 dims of wider rows.
+MAX_DIMS_PER_MERGE_PROGRAM, DIMS_OF_WIDE_ROWS = 256, 64
 
 
 def one_block(p: Problem, shortest: int, longest: int) -> tuple[Launch, ...]:
@@ -82,7 +83,7 @@ def blocks_and_few(p: Problem) -> tuple[Launch, ...]:
 
 
 def rows_fit_one_block(p: Problem) -> bool:
-    """Whether one block can have all rows of a sequence; with float32, no more rows than a decode's block."""
+    """Whether one block can have all rows of a sequence; with float32 or batch_invariant, a decode's block."""
     config = _few_config(p)
     widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
     most = MAX_ROWS_OF_ONE_BLOCK if widens else config.rows
@@ -111,7 +112,7 @@ def _few_config(p: Problem) -> Config:
 
 
 def _few_tokens(p: Problem, config: Config) -> int:
-    """Most query tokens of a sequence with few queries: at most 16 rows, because every block may leave states."""
+    """Most query tokens of a sequence with few queries: up to 16 rows of them, because every block may leave states."""
     return max(1, min(config.rows, 16) * p.kv_heads // p.heads)
 
 
@@ -128,7 +129,7 @@ def _many(p: Problem, shortest: int, longest: int = UNBOUNDED) -> Launch:
 
 
 def _holds_tiles_ahead(p: Problem, rows: int) -> bool:
-    """Whether Triton can pipeline a loop with the user's score_mod: with wgmma, not if loads depend on scores."""
+    """Whether Triton can pipeline the loop over keys: with wgmma, not if loads of a score_mod depend on scores."""
     return p.score_mod is None or p.device.arch != "sm90" or rows < 64 or not loads_by_score(p.score_mod)
 
 
@@ -202,11 +203,11 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
 
 
 def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stride: int) -> Merge:
-    """Return the merge launch of blocks of up to `tokens` tokens, of which each of `shares` shares may have a piece.
+    """Return the merge launch of blocks of up to `tokens` tokens; each of `shares` shares may have a piece of a block.
 
-    Programs divide the rows.  If rows are too few, lanes of a program divide the pieces, too, but not pieces of a fixed
-    size, which are folded in order.  Programs divide the dims of wide rows, too; one program with all dims could load
-    few pieces at a time.  skip, stride: rows of scratch between states, as in `merge.join`.
+    Programs divide the rows.  If rows are too few, lanes of a program divide the pieces, too.  Pieces of a fixed size
+    are an exception, because they are folded in order.  Programs divide the dims of wide rows, too; one program with
+    all dims could load few pieces at a time.  skip, stride: rows of scratch between states, as in `merge.join`.
     """
     blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
     # numbers are rounded up to powers of two, as in Hopper's `cost.seqs_tried`
@@ -263,7 +264,7 @@ def affordable(shares: int, blocks: int, share_bytes: int) -> int:
 
 
 def _merge_rows(p: Problem, config: Config, shares: int, pieces: int, live: int) -> int:
-    """Rows that the program of a block's last piece joins at a time; 0: a merge launch joins sooner."""
+    """Rows that the last program to store a piece of a block joins at a time; 0: a merge launch joins, if any joins."""
     # elements of a state that registers allow for each of the pieces that are loaded together
     elements = 1024 if config.registers is None else 512
     at_once = min(config.rows, max(1, elements // next_power_of_2(p.value_width)))

@@ -20,7 +20,7 @@ def chunks(tile, S: tl.constexpr):
 
 @triton.jit
 def lives(pos, source):
-    """Whether keys at positions [N] exist, and some row sees them."""
+    """Whether a source has keys at positions [N] that some row may see."""
     live = pos >= source.first
     if source.prefix is not None:
         live |= pos < source.prefix
@@ -81,7 +81,7 @@ def load_box(box, page, slot, kv_head, DIM: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def load_scales(kv, page, slot, kv_head, tile, source, S: tl.constexpr, FULL: tl.constexpr):
-    """Load the scale of each key of a tile, float32 [N]; 0 at slots that hold no live key.  FULL: every slot does."""
+    """Load the scale of each key of a tile, float32 [N]; 0 for keys that are not live.  FULL: all are live."""
     ptr = kv.scale_ptr + tl.cast(kv_head, tl.int64) * kv.scale_stride_head
     ptr += page * kv.scale_stride_page + slot * kv.scale_stride_slot
     if FULL:
@@ -96,7 +96,7 @@ def load_kv(
 ):  # fmt: skip
     """Load rows [N, PADDED / PARTS] of stored elements: dims [BEGIN, BEGIN + WIDTH).
 
-    live [N]: rows that are not live become zeros; None: all rows are live.
+    live [N]: rows that are not live become zeros.  None: no row does, and rows of dead slots hold anything.
     """
     HEAD_DIM: tl.constexpr = WIDTH // kv.PARTS
     DIM: tl.constexpr = PADDED // kv.PARTS
@@ -114,7 +114,7 @@ def load_kv(
         head += BEGIN // kv.PARTS
     ptr = head + row[:, None] + (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
     if kv.RUN == 1 or live is None:
-        # a mask would cut wide loads along the slots into single elements, so garbage is loaded, and dropped below
+        # a mask would cut wide loads along the slots into single elements, so dead slots are loaded, and dropped below
         x = tl.load(ptr) if DIM == HEAD_DIM else tl.load(ptr, mask=(dim < HEAD_DIM)[None, :], other=0)
     elif DIM == HEAD_DIM:
         x = tl.load(ptr, mask=live[:, None], other=0)
@@ -145,7 +145,7 @@ def turned(parts):
 def load_latent(kv, page, slot, kv_head, live, S: tl.constexpr):
     """Load a tile of latents: (keys in parts [D, N], values in parts [N, D]).
 
-    live [N]: values of keys that are not live become zeros; None: all keys are live.
+    live [N]: values of keys that are not live become zeros.  None: all keys are live.
     """
     v = unpack(load_kv(kv, page, slot, kv_head, live, S.VALUE_DIM, S.VALUE_PADDED, S), kv, S)
     k = turned(v)
@@ -164,7 +164,7 @@ def _rows(query, rows, BEGIN: tl.constexpr, END: tl.constexpr, PADDED: tl.conste
 
 @triton.jit
 def load_queries(query, rows, PARTS: tl.constexpr, S: tl.constexpr):
-    """Load queries in as many parts as the keys; latents: the parts of the rest, then those of the values' dims."""
+    """Load queries in as many parts as keys; of latents with a rest: the rest's parts, then those of the value dims."""
     if S.REST is None or S.REST == 0:
         return load_query(query, rows, tl.arange(0, S.DIM), PARTS, S)
     else:
@@ -174,7 +174,7 @@ def load_queries(query, rows, PARTS: tl.constexpr, S: tl.constexpr):
         if x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE:
             x, of_first = normalize(decode(x, query.FP8, tl.float32, S.NATIVE_FP8))
             rest, of_rest = normalize(decode(rest, query.FP8, tl.float32, S.NATIVE_FP8))
-            # powers of two; the larger one is that of the whole row
+            # both units are powers of two; the larger one is the unit of the whole row
             unit = tl.maximum(of_first, of_rest)
             x = (x * (of_first / unit)[:, None]).to(S.COMPUTE)
             rest = (rest * (of_rest / unit)[:, None]).to(S.COMPUTE)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ..common.numerics import decode, encode
 
-# Fields of a tensor's row in the table (`strides.PageRuns`).  Each pair is of the source and of the target.
+# Fields of a row of the table, which has a row for each `strides.PageRuns`.  Pairs are (source, target).
 #   0, 1   addresses                        5      runs along the inner axis
 #   2, 3   strides of pages, in bytes       6, 7   strides of the inner axis, in units
 #   4      a run, in units                  8, 9   strides of the outer axis, in units
@@ -27,7 +27,7 @@ class RowScale(NamedTuple):
 
 @triton.jit
 def memory_at(address, UNIT: tl.constexpr):
-    """A pointer to words of UNIT bytes, at most 4, at an address that UNIT divides."""
+    """A pointer to words of min(UNIT, 4) bytes, at an address that UNIT divides."""
     if UNIT >= 4:
         return tl.multiple_of(address.to(tl.pointer_type(tl.int32)), UNIT)
     elif UNIT == 2:
@@ -38,7 +38,7 @@ def memory_at(address, UNIT: tl.constexpr):
 
 @triton.jit
 def places_of(row, unit, FLAT: tl.constexpr):
-    """Places [N] of a page's units [N] in the source and in the target, in units."""
+    """Offsets [N] of a page's units [N] in the source and in the target, in units; FLAT: a page is one run."""
     if FLAT:
         return unit, unit
     else:
@@ -51,7 +51,7 @@ def places_of(row, unit, FLAT: tl.constexpr):
 
 @triton.jit
 def move_part(row, source_page, target_page, part, parts, UNIT: tl.constexpr, LANES: tl.constexpr, FLAT: tl.constexpr):
-    """Copy one of `parts` parts of a page of one tensor, LANES units at a time."""
+    """Copy part `part` of `parts` of a page, by a row of the table, LANES units at a time."""
     WORDS: tl.constexpr = UNIT // 4 if UNIT > 4 else 1
     source = memory_at(tl.load(row) + source_page * tl.load(row + 2), UNIT)
     target = memory_at(tl.load(row + 1) + target_page * tl.load(row + 3), UNIT)
@@ -71,7 +71,7 @@ def move_pages_kernel(
 ):
     """Copy page src[i] of each tensor of the table to page dst[i]; a negative id skips the pair.
 
-    UNIT: bytes that divide all addresses, strides and runs, at most 16.  FLAT: every page is one run.
+    UNIT: number of bytes, at most 16, that divides all addresses, strides and runs.  FLAT: every page is one run.
     """
     for task in range(tl.program_id(0), pairs * tensors * parts, tl.num_programs(0)):
         pair, tensor = task // parts // tensors, task // parts % tensors
@@ -83,7 +83,7 @@ def move_pages_kernel(
 
 @triton.jit
 def sequence_of(row, starts, seqs, steps):
-    """Sequence [N] of each row [N]: the last one that begins at the row or before, by bisection."""
+    """Sequence [N] of each row [N]: the last sequence that begins at the row or earlier, by `steps` bisections."""
     found = tl.zeros_like(row).to(tl.int32)
     for i in range(steps):
         probe = found + (1 << (steps - 1 - i))
@@ -111,9 +111,10 @@ def gather_pages_kernel(
     """Copy ROWS rows x COLUMNS of all heads' dims into dense rows; rows without a page become zeros.
 
     starts: int64 [seqs + 1], first row of each sequence.
-    table_starts: indptr of a ragged page table, whose indices are `table`, or None.  Strides are of rows or entries.
+    table_starts: indptr of a ragged page table, whose indices are `table`; None: `table` is dense.
+    table_stride: between rows of a dense table, or between entries of a ragged one.  starts_stride: between starts.
     steps: number of steps of a bisection among the sequences.
-    RAW: elements keep their bits, and there is no scale.
+    RAW: elements keep their bits, and no scale is applied.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = (row < tokens) & (row < tl.load(starts + seqs))

@@ -21,7 +21,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
 
 
 def _in_blocks_of_heads(p: Problem) -> Problem:
-    """Return the problem with a KV head for each block of a group's heads."""
+    """Return the problem with one KV head for each of the `head_blocks` parts of a group's heads."""
     return p._replace(kv_heads=p.kv_heads * head_blocks(p))
 
 

@@ -1,10 +1,10 @@
 """The kernel that norms and rotates queries and keys, and writes keys and values into the cache.
 
 A head of D dims is loaded in runs: tiles [H, N] of H heads of one token.  Rotary halves (GPT-NeoX) are two runs, so a
-thread holds both dims of a pair; rotary pairs of neighbours (GPT-J) are one run.  The dims behind are another run.
-Weights and angles are loaded for each head of a tile: they then have the run's layout, and no barrier is needed.
+thread holds both dims of a pair; rotary pairs of neighbours (GPT-J) are one run.  Dims without rotation are another.
+Weights and angles are loaded for each head of a tile.  They then have the run's layout, and no barrier is needed.
 Norm and rotation are float32.  Only the stored result is rounded, as in vLLM's csrc/fused_qknorm_rope_kernel.cu.
-Separate operators, as vLLM has them too, round the norm's result before the rotation.
+Separate operators of norm and rotation, which vLLM has, too, round the norm's result before the rotation.
 """
 
 from typing import Any, NamedTuple
@@ -31,10 +31,10 @@ class HeadRuns(NamedTuple):
 
     HEADS: int
     BLOCK: int  # heads of a program, a power of two
-    FIRST: int  # first of these heads in the tensor; in a packed tensor keys lie behind queries
+    FIRST: int  # first of these heads in the tensor; a packed tensor has queries, then keys
     GROUP: int  # heads that share a scale
     DIMS: int
-    AT: int  # first of these dims in a head of the cache; rotated dims of latents lie behind the latent
+    AT: int  # first of these dims in a head of the cache; the rest of a latent key lies behind the values
     STARTS: tuple[int, ...]  # first dim of each run
     SIZES: tuple[int, ...]  # dims of each run
     PADDED: tuple[int, ...]  # SIZES rounded up to powers of two
@@ -46,7 +46,7 @@ class Pairs(NamedTuple):
     INTERLEAVED: bool  # dims 0 and 1 are a pair (GPT-J); False: dims 0 and PAIRS (GPT-NeoX)
     PAIRS: int
     PADDED: int  # PAIRS rounded up to a power of two
-    HEIGHT: Any  # mRoPE: first pair with positions[1], None: one position for all pairs
+    HEIGHT: Any  # mRoPE: first pair with positions[1]; None: one position for all pairs
     WIDTH: Any  # first pair with positions[2]
 
 
@@ -74,7 +74,7 @@ def load_heads(rows, token, head, H: tl.constexpr):
 
 @triton.jit
 def normed(runs, norm, head, H: tl.constexpr):
-    """RMS norm of each head, statistics in float32; `norm` is a Norm or None."""
+    """RMS norm of each head, with statistics in float32; norm: a Norm, or None for no norm."""
     if norm is None:
         return runs
     else:
@@ -135,7 +135,7 @@ def rotated(runs, angles, T: tl.constexpr):
 
 @triton.jit
 def stored(x, head, number, ptr, stride, H: tl.constexpr, FP8: tl.constexpr, dtype: tl.constexpr):
-    """HeadRuns [H, N] as elements of a tensor, rounded to nearest even; fp8 elements are x / scale, clamped."""
+    """A run [H, N] as elements of a tensor, rounded to nearest even; fp8 and int8 elements are x / scale, clamped."""
     if FP8 > 0:
         scale = scale_of(number, ptr, stride, tl.minimum(head, H.HEADS - 1) // H.GROUP)
         x = quotient(x, tl.broadcast_to((tl.zeros_like(head).to(tl.float32) + scale)[:, None], x.shape))
@@ -159,7 +159,7 @@ def store_queries(out, runs, token, head, scales, H: tl.constexpr):
 
 @triton.jit
 def store_scales(kv, runs, page, slot, head, H: tl.constexpr):
-    """Compute scales [H] of heads, a tuple of runs [H, N], and store them into the token's slot."""
+    """Compute the scales [H] of heads, a tuple of runs [H, N], store them into the token's slot, and return them."""
     most = magnitude_of_row(runs[0])
     for i in tl.static_range(1, len(runs)):
         most = tl.maximum(most, magnitude_of_row(runs[i]))
@@ -171,7 +171,7 @@ def store_scales(kv, runs, page, slot, head, H: tl.constexpr):
 
 @triton.jit
 def store_scaled(kv, runs, of_slot, page, slot, head, H: tl.constexpr):
-    """Store keys or values [H, D] of one token, over their scales [H], into its slot."""
+    """Store keys or values [H, D] of one token, divided by their scales [H], into the token's slot."""
     target = kv.ptr + page * kv.stride_page + slot * kv.stride_slot + (head.to(tl.int64) * kv.stride_head)[:, None]
     for i in tl.static_range(len(H.SIZES)):
         dim, inside = dims_of(H, i)

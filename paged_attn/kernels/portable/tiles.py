@@ -11,7 +11,7 @@ from .loads import lives, load_box, load_ids, load_kv, load_latent, load_scales,
 
 @triton.jit
 def may_hide(tile, source, span, S: tl.constexpr):
-    """Whether a tile has keys that some row does not see."""
+    """Whether a tile may have keys outside the bounds of some row."""
     hides = (tile < span.full_lo) | (tile + S.TILE > tl.minimum(span.full_hi, source.end))
     if source.prefix is not None:
         hides &= tile + S.TILE > tl.minimum(source.prefix, source.end)

@@ -1,4 +1,4 @@
-"""Measured tile shapes for each architecture, and a rule for those that were not measured."""
+"""Measured tile shapes for each architecture, and a rule (`fit`) for architectures that were not measured."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_KEYS_OF_WHOLE_BLOCKS: Annotated[
         "portable 8 x 512: cut 15.8 us, uncut 14.1; 16 x 512 19.4, 15.8; 64 x 512 45.1, 41.9; but 4 x 512 13.4, 13.7",
     ),
 ] = 512
-# Most bytes of scratch for the pieces of a launch.
+# Most bytes of scratch for the states of a launch's pieces.
 MAX_SCRATCH_BYTES = 1 << 28
 
 # Dims of a head beyond which a state is divided among twice the threads, and blocks have fewer rows.  A state of 512
@@ -78,8 +78,8 @@ def decode_config(p: Problem) -> Config:
 def latent_config(p: Problem, rows: int) -> Config:
     """Config of wide latents with blocks of `rows` rows.
 
-    Every warp reads the queries from shared memory for each tile, so few rows get few warps.  A warpgroup's product has
-    64 rows, and pays from tiles of 64 keys on.
+    Every warp reads the queries from shared memory for each tile, so few rows get few warps.  A warpgroup's product
+    (wgmma) has 64 rows, and pays from tiles of 64 keys on.
     """
     if p.compute == torch.float32:
         return Config(rows=rows, tile=32, stages=2, warps=8, peel=False, resident=1)
@@ -152,7 +152,7 @@ def int4_config(p: Problem, config: Config) -> Config:
     """Return the config of blocks with few rows over int4.  The dims are four parts, and each product has one part.
 
     If a part of the values has no more dims than the block has rows, Triton gives each warp 16 rows and all keys.  More
-    warps would repeat the work of others.  Blocks with a bias have twice the warps, for registers.
+    warps would repeat the work of these.  Blocks with a qq_bias have twice the warps, for registers.
     """
     if p.widest > WIDE:
         return config
@@ -165,7 +165,7 @@ def int4_config(p: Problem, config: Config) -> Config:
 
 
 def split_config(p: Problem, config: Config) -> Config:
-    """Return the config for cut keys: code for whole blocks and for pieces must fit the registers."""
+    """Return the config for a launch with cut keys: code for whole blocks and for pieces must fit the registers."""
     tile = config.tile if config.pairs else min(config.tile, 64)
     if p.cache == INT4 and config.rows >= 64:
         tile = 32
@@ -175,7 +175,7 @@ def split_config(p: Problem, config: Config) -> Config:
 def invariant_config(p: Problem) -> Config:
     """Config of batch-invariant calls: decodes and prefills use the same instructions, and add in the same order.
 
-    On sm90 the product of a warpgroup has at least 64 rows, and a decode has time for them.
+    On sm90 the product of a warpgroup has 64 rows, and a decode, which waits for memory, has time for all of them.
     """
     by_hand = p.cache.itemsize == 1 and p.device.capability < 89
     config = Config(rows=64, tile=64, stages=3, warps=4, peel=False, resident=2, enough=2, piece=KEYS_PER_PIECE)
@@ -193,7 +193,7 @@ def invariant_config(p: Problem) -> Config:
 
 
 def padded_dims(p: Problem) -> tuple[int, int, int | None]:
-    """(padded key dims, padded value dims, padded key dims behind the values; None: not latents)."""
+    """(padded dims of keys, without a latent's rest; padded dims of values; padded rest, None if not latent)."""
     least = 64 if p.cache == INT4 else 16  # a dot needs 16 dims, and int4 has four parts
     value_dim = max(least, next_power_of_2(p.value_width))
     if not p.latent:
@@ -216,10 +216,10 @@ def head_blocks(p: Problem) -> int:
 def most_rows(p: Problem) -> int:
     """Most rows of a block of wide heads, as registers allow: 64, with exceptions.
 
-    16 rows: latents of float32, latents before sm_80, and fp8 and int8 latents before sm_89.
+    16 rows: float32 latents, other latents except on sm_80 and later, fp8 and int8 latents except on sm_89 and later.
 
-    32 rows: batch-invariant calls, which hold two states, and all other fp8 and int8 latents.  Other latents, too,
-    except on sm_90, whose products read shared memory.
+    32 rows: batch-invariant calls, which hold two states, all other fp8 and int8 latents, and other latents except on
+    sm_90, whose products read shared memory.
     """
     by_hand = p.cache.itemsize == 1 and p.device.capability < 89
     if p.latent and (p.compute == torch.float32 or p.device.capability < 80 or by_hand):
@@ -229,7 +229,7 @@ def most_rows(p: Problem) -> int:
 
 
 def fit(p: Problem, config: Config) -> Config:
-    """Return the config with fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
+    """Return the config with fewer stages, then smaller tiles, then fewer resident programs, to fit shared memory."""
     dim, value_dim, rest = padded_dims(p)
     row_bytes = (dim + (rest or 0)) * p.compute.itemsize
     stored_dims = dim + value_dim if rest is None else dim + rest

@@ -1,4 +1,4 @@
-"""One call of paged_attention: groups of sequences, each by flash attention or in blocks; results are stored."""
+"""One call of paged_attention: each group of sequences is computed by flash attention or in blocks, and stored."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from . import blocks, plain
 from .call import Call, Seq, narrow, quiet, sequences, tokens_of
 from .visible import Sight, runs_of, sight_of
 
-TOGETHER = 4096  # keys of a group, at most; every sequence counts as many as the longest one
-MOST_QUERIES = 128  # queries of a group, at most
-ALIKE = 1.25, 32  # keys of a group's longest sequence, at most: ALIKE[0] times those of its shortest + ALIKE[1]
+TOGETHER = 4096  # most keys of a group; every sequence counts as the longest one
+MOST_QUERIES = 128  # most queries of a group
+ALIKE = 1.25, 32  # most keys of a group's longest sequence: ALIKE[0] times the keys of its shortest one + ALIKE[1]
 
 
 def attend(call: Call) -> None:
-    """Write the results of a call, and its log-sum-exps if these are asked for."""
+    """Write the results of a call, and its log-sum-exps if they are asked for."""
     with quiet(call.device):
         _clear_padding(call)
         sight = sight_of(call.given, call.options)
@@ -94,13 +94,13 @@ def groups_of(call: Call, sight: Sight, found: list[Seq]) -> Iterator[list[Seq]]
 
 
 def _keys(sight: Sight, seq: Seq) -> int:
-    """Number of keys that are read of a sequence."""
+    """Number of a sequence's keys that are read."""
     runs = runs_of(sight, seq, 0, seq.query_len)
     return max(runs.end - runs.first, 0) + runs.prefix
 
 
 def _clear_padding(call: Call) -> None:
-    """Write zeros behind the last sequence's tokens; with `only`, these tokens keep what they hold."""
+    """Write zeros, and log-sum-exps of -inf, behind the last sequence's tokens; with `only`, write nothing."""
     if call.options.only is not None:
         return
     starts = call.given.cu_seqlens_q

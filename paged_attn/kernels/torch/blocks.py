@@ -17,7 +17,7 @@ from .call import Call, Seq, of_group, per_head
 from .visible import Sight, mask_of, runs_of, seen_by_all
 
 TILE = 512  # keys
-SCORES = 1 << 21  # scores of a block and a tile, at most
+SCORES = 1 << 21  # most scores of a block and a tile
 # All products of a batch_invariant call have one shape.  A query's position decides its row of a block, and a key's
 # position its column of a tile, wherever the call begins.
 INVARIANT_QUERIES, INVARIANT_TILE = 16, 256
@@ -37,21 +37,21 @@ class Queries(NamedTuple):
 
     block: Block
     parts: Tensor  # float32 [B, G, M * T, D]
-    tokens: Tensor  # int64 [B, T], in q
-    slots: Tensor  # int64 [B, T]
-    pos: Tensor  # int64 [B, T]
-    scale: Tensor | float  # scale of scores: [B, G, 1, T, 1], or one for all
+    tokens: Tensor  # int64 [B, T], indices into q
+    slots: Tensor  # int64 [B, T], places in the sequence
+    pos: Tensor  # int64 [B, T], positions
+    scale: Tensor | float  # scale of scores: [B, G, 1, T, 1], or one number for all
 
 
 class Tile(NamedTuple):
     """A tile of gathered keys and values of each sequence."""
 
-    spans: list[Span]  # positions; keys that are not live are not read
-    key: Tensor  # int64 [B, N], numbers of keys
-    live: Tensor  # bool [B, N], whether a key is read
+    spans: list[Span]  # keys of each sequence; with a shard, these and `key` are numbers of own keys
+    key: Tensor  # int64 [B, N]
+    live: Tensor  # bool [B, N], whether a key was read; other keys must not count
     keys: Tensor  # float32 [B, N, G, D]
     values: Tensor  # float32 [B, N, G, D]
-    of_cache: bool  # cached keys; otherwise new keys
+    of_cache: bool  # True: cached keys; False: new keys
 
 
 def tile_of(call: Call) -> int:
@@ -98,7 +98,7 @@ def attend(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> tupl
             mask = mask_of(sight, group, queries.tokens, queries.slots, key, key_pos, queries.pos)
             mask = mask & live[:, None, None, :]
             view = view.masked_fill_(~mask, float("-inf"))
-            if sight.windows is not None:  # what no head of a KV head sees may be anything
+            if sight.windows is not None:  # values that no head of a KV head sees may be NaN
                 seen = mask[:, :, rows].reshape(shape[0], sizes.kv_heads, -1, key.shape[1]).any(2)
                 values = values.masked_fill(~seen[..., None], 0.0)
         scale = of_group(per_head(call.v_scale, sizes.kv_heads), group) if of_cache else 1.0
@@ -109,7 +109,7 @@ def attend(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> tupl
 
 
 def _queries(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Queries:
-    """The queries of a block; rows before its first or behind its last query are copies of that query."""
+    """The queries of a block; rows before the first query are copies of the first, rows behind the last of the last."""
     sizes, device = call.sizes, call.device
     starts = torch.tensor([seq.start for seq in group], device=device)[:, None]
     contexts = torch.tensor([seq.context_len for seq in group], device=device)[:, None]
@@ -187,7 +187,7 @@ def _scale(call: Call, group: Sequence[Seq], weights: Tensor, scale: Tensor | fl
 
 
 def _positions_of_keys(sight: Sight, group: Sequence[Seq], key: Tensor) -> Tensor:
-    """Positions [B, N] of keys: slots, except that the call's own keys have their queries' positions, if given."""
+    """Positions [B, N] of keys: places, except that the call's own keys have their queries' positions, if given."""
     if sight.positions is None:
         return key
     contexts, starts, ends = torch.tensor(

@@ -19,7 +19,7 @@ from ...arguments import scales_slots
 from ...records.formats import INT4, LARGEST
 from .call import Call, Seq, narrow, per_head, quiet
 
-KEPT = 16 << 20  # bytes of scratch that stays for the next call: fresh memory costs more, by page faults, than a copy
+KEPT = 16 << 20  # most bytes of a scratch tensor that is kept: page faults of new memory cost more than a copy
 _scratch = threading.local()
 
 
@@ -44,7 +44,7 @@ def layouts_of(k_cache: Tensor, kv_layout: str) -> tuple[Layout, Layout]:
 
 
 class Span(NamedTuple):
-    """Positions [first, end) of one sequence; none where end <= first."""
+    """Positions [first, end) of one sequence, empty if end <= first; with a shard, numbers of own keys."""
 
     first: int
     end: int
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 def cached(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     """Keys and values [B, N, G, D] of the cache, in the call's compute type; N is the length of the longest span.
 
-    A shorter span is filled up with copies of its last position, an empty span with zeros.
+    A shorter span is filled up with copies of its own keys and values, an empty span with zeros.
     """
     caches = (call.given.k_cache,) if call.latent else (call.given.k_cache, call.given.v_cache)
     layouts = layouts_of(call.given.k_cache, call.options.kv_layout)
@@ -63,7 +63,7 @@ def cached(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Ten
 
 
 def scaled(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Keys and values as `cached` returns them, in float32, less zero points and times their scales by slot."""
+    """Keys and values as `cached` returns them, in float32, minus zero points and times their scales by slot."""
     layout = HND if call.given.k_cache.ndim == 5 or call.options.kv_layout == "HND" else NHD
     keys, values = (x.float() for x in cached(call, group, spans))
     of_keys, of_values = (
@@ -74,7 +74,7 @@ def scaled(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Ten
 
 
 def _times(call: Call, rows: Tensor, scales: Tensor | None) -> Tensor:
-    """Rows [B, N, G, D] times scales by slot [B, N, G, 1]; of int4 the lowest four bits of a scale are a zero point."""
+    """Rows [B, N, G, D] times scales by slot [B, N, G, 1]; an int4 scale has a zero point in its lowest four bits."""
     if scales is None:
         return rows
     if call.given.k_cache.dtype != INT4:
@@ -105,7 +105,7 @@ Source = Callable[[Call, Sequence[Seq], Sequence[Span]], tuple[Tensor, Tensor]]
 
 
 def sources(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> Iterator[tuple[Source, list[Span]]]:
-    """Sources of the keys in these spans, first the cache; each with the part of every span that the source holds."""
+    """Yield (source, the part of each span that this source holds) for the cache, then for new keys."""
     if call.given.k_new is None:
         yield cached, [*spans]
         return
@@ -146,7 +146,7 @@ def _gathered(
 
 
 def _of_one(call: Call, cache: Tensor, layout: Layout, which: int, seq: Seq, span: Span) -> Tensor | None:
-    """Keys or values of one sequence, [1, N, G, D]; None if its pages lie apart, and a page is not one piece of memory.
+    """Keys or values of one sequence, [1, N, G, D]; None if its pages lie apart and are not one piece of memory each.
 
     Pages that lie side by side in the cache are used in place, if strides allow.  Pages that lie apart are copied.
     """
@@ -160,7 +160,7 @@ def _of_one(call: Call, cache: Tensor, layout: Layout, which: int, seq: Seq, spa
         pages = _copied(cache, ids, which)
     else:
         return None
-    heads = pages.permute(layout.heads).flatten(3).flatten(1, 2)  # [G, slots, D], a view where that can be
+    heads = pages.permute(layout.heads).flatten(3).flatten(1, 2)  # [G, slots, D], a view if strides allow
     heads = heads if heads.stride(2) == 1 else heads.contiguous()
     begin = span.first - first * size
     return heads[:, begin : begin + span.end - span.first].transpose(0, 1)[None]
@@ -230,12 +230,12 @@ def _positions(spans: Sequence[Span], device: torch.device) -> Tensor:
 
 
 def _live(spans: Sequence[Span], device: torch.device) -> Tensor:
-    """Whether each span has positions, bool [B, 1]."""
+    """Whether each span is not empty, bool [B, 1]."""
     return torch.tensor([span.end > span.first for span in spans], device=device)[:, None]
 
 
 def _without_empty(found: Tensor, spans: Sequence[Span]) -> Tensor:
-    """`found`, with zeros for sequences whose span is empty, for which anything may have been gathered."""
+    """`found`, with zeros for sequences whose span is empty; anything may have been gathered for them."""
     empty = [i for i, span in enumerate(spans) if span.end <= span.first]
     if empty:
         found = found.clone()
@@ -280,7 +280,7 @@ def write(
 def _quantised(new: Tensor, cache: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     """(stored numbers [tokens, kv_heads, dims], scales [tokens, kv_heads]) of `new`, quantised as write_kv specifies.
 
-    new: [tokens, kv_heads, dims].  like: the cache's scales, whose dtype the new scales get.  int4: two dims a byte.
+    new: [tokens, kv_heads, dims].  like: the cache's scales, whose dtype new scales get.  A byte of int4 has two dims.
     """
     new = new.float()
     if cache.dtype == INT4:
@@ -293,7 +293,7 @@ def _quantised(new: Tensor, cache: Tensor, like: Tensor) -> tuple[Tensor, Tensor
 
 
 def _quantised_with_zero(new: Tensor) -> tuple[Tensor, Tensor]:
-    """(bytes, scales whose lowest bits are zero points) of an int4 cache."""
+    """(bytes, scales with zero points in their lowest four bits) of an int4 cache, as `_quantised` returns them."""
     least, most = new.amin(-1).clamp_(max=0.0), new.amax(-1).clamp_(min=0.0)
     scales = torch.where(new.isfinite().all(-1), most.div_(15) - least / 15, torch.nan)
     bits = scales.view(torch.int32) & 0x7FFFFFF0
@@ -308,7 +308,7 @@ def _quantised_with_zero(new: Tensor) -> tuple[Tensor, Tensor]:
 def _scatter(cache: Tensor, layout: Layout, new: Tensor, slots: Tensor, size: int, scale: Any) -> None:
     """Store new [tokens, kv_heads, dims] / scale into slots [tokens] of a cache, rounded to nearest.
 
-    Scales by token are computed, and stored, too.
+    Scales by slot are computed here, and stored, too; `scale` is then the tensor of these scales.
     """
     if scales_slots(scale):
         stored, scales = _quantised(new, cache, scale)

@@ -16,7 +16,7 @@ from ...strides import lies_in
 
 
 class Sizes(NamedTuple):
-    """Sizes of a call: what its shapes say."""
+    """Sizes of a call, from the shapes of its tensors."""
 
     heads: int
     kv_heads: int
@@ -31,10 +31,10 @@ class Sizes(NamedTuple):
 
 
 class Seq(NamedTuple):
-    """A sequence that has queries in this call, in the host's numbers."""
+    """A sequence that has queries in this call, as Python numbers."""
 
-    number: int  # row of seq_lens
-    start: int  # its first token in the batch
+    number: int  # its index in seq_lens
+    start: int  # index of its first token in q
     query_len: int
     seq_len: int
 
@@ -72,7 +72,7 @@ class Call(NamedTuple):
 
     @property
     def slot_scales(self) -> tuple[Tensor | None, Tensor | None]:
-        """Scales of keys and of values by slot of the cache, None where they have other scales."""
+        """Scales of keys and of values by slot of the cache, None if keys or values have other scales."""
         scales = self.given.k_scale, self.given.v_scale
         found = tuple([x if scales_slots(x) else None for x in scales])
         return (found[0], found[0] if scales[1] is None else found[1])
@@ -90,7 +90,7 @@ class Call(NamedTuple):
 
 @contextlib.contextmanager
 def quiet(device: torch.device) -> Iterator[None]:
-    """Neither gradients nor autocast within; inference mode can also write caches that were made in it."""
+    """A scope without gradients and autocast, in inference mode, which can also write caches that were made in it."""
     with torch.inference_mode(), torch.autocast(device.type, enabled=False):
         yield
 
@@ -126,7 +126,7 @@ def rows_of(call: Call, x: Tensor, group: Sequence[Seq], first: int, end: int) -
 
 
 def per_head(scale: Any, kv_heads: int) -> Tensor | float:
-    """A scale of heads: a float if all are the same, else float32 [kv_heads], or [seqs, kv_heads] of each sequence.
+    """A scale by head: a float if all heads have one number, else [kv_heads], or [seqs, kv_heads] if sequences differ.
 
     Scales by slot of the cache are applied elsewhere, and count as 1.
     """
@@ -142,14 +142,14 @@ def per_head(scale: Any, kv_heads: int) -> Tensor | float:
 
 
 def of_group(scale: Tensor | float, group: Sequence[Seq]) -> Tensor | float:
-    """A scale of heads for the sequences of a group: a float, or [B or 1, kv_heads]."""
+    """A result of `per_head` for the sequences of a group: a float, or [B or 1, kv_heads]."""
     if not isinstance(scale, Tensor):
         return scale
     return scale[None] if scale.ndim == 1 else scale[[seq.number for seq in group]]
 
 
 def narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values rounded to the nearest numbers of dtype; types of one byte saturate, and int8 has 0 for NaN."""
+    """Values rounded to the nearest numbers of dtype; fp8 and int8 saturate, and int8 has 0 for NaN."""
     if dtype in LARGEST:
         values = values.clamp(-LARGEST[dtype], LARGEST[dtype])
     return values.round().nan_to_num_(nan=0.0).to(dtype) if dtype == torch.int8 else values.to(dtype)

@@ -29,10 +29,10 @@ def gather_pages(
     cache: Tensor, page_table: Tensor, page_starts: Tensor | None, seq_lens: Tensor, out: Tensor, kv_layout: str,
     scale: Any,
 ) -> None:  # fmt: skip
-    """Write rows of all sequences to out, and zeros behind them."""
+    """Write the rows of all sequences to out, and zeros behind them and where a page id is negative."""
     layout = PACKED_KEYS if cache.ndim == 5 else LAYOUTS[kv_layout]
     rows = in_words(cache).permute(layout.slots)
-    if not len(rows):  # no page can be named
+    if not len(rows):  # the cache has no pages, so no row has one
         in_words(out).zero_()
         return
     with quiet(out.device):
@@ -52,7 +52,7 @@ def gather_pages(
 
 
 def _scale(scale: Any, place: tuple[Tensor, Tensor], layout: Layout) -> Any:
-    """A number, or float32 that multiplies rows [N, kv_heads, head_dim]."""
+    """A number, or float32 [N, kv_heads, 1] or [kv_heads, 1], by which rows [N, kv_heads, head_dim] are multiplied."""
     if scale is None or not isinstance(scale, Tensor):
         return 1.0 if scale is None else scale
     if scale.ndim == 3:

@@ -17,17 +17,17 @@ from .call import Call, Seq, per_head, rows_of
 from .visible import Sight, runs_of
 
 FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-# For a single query, keys are gathered in pieces that stay in the processor's cache.  A piece has PIECE_BYTES bytes
-# of keys, but at least FEWEST_KEYS keys, because each operation has a fixed cost.
+# For single queries, keys are gathered in pieces that stay in the processor's cache.  A piece has PIECE_BYTES bytes
+# of each sequence's keys, but at least FEWEST_KEYS keys, because each operation has a fixed cost.
 PIECE_BYTES, FEWEST_KEYS = 1 << 21, 512
-MANY_QUERIES = 32  # from so many queries on a piece has MOST_KEYS: joining pieces costs more than memory
-MOST_KEYS = 16384
-# The largest log-sum-exp by which pieces are joined.  The last bit of a larger one would change results too much.
+MANY_QUERIES = 32  # from this number of queries on, a piece has MOST_KEYS keys: joining costs more than memory
+MOST_KEYS = 16384  # most keys of a piece
+# Largest magnitude of log-sum-exps by which pieces are joined.  The last bit of larger ones changes results too much.
 FAR = {torch.float32: 32.0, torch.bfloat16: 2048.0}
 State = tuple[Tensor, Tensor]  # results, log-sum-exps
 
 
-# Conditions that make flash attention of a call impossible or wrong, in words.
+# Conditions under which flash attention cannot serve a call, and their reasons in words.
 REASONS: tuple[tuple[Callable[[Call, Sight], bool], str], ...] = (
     (lambda call, sight: FLASH is None, "this torch has no flash attention for CPUs"),
     (lambda call, sight: call.device.type != "cpu", "flash attention for CPUs takes no other tensors"),
@@ -62,7 +62,7 @@ def scaled(call: Call, sight: Sight) -> Scaled | None:
 
 
 def _numbers(call: Call) -> Scaled | None:
-    """The scales of a call, if each is one number, and products of numbers stay in float32's range."""
+    """The scales of a call; None unless each is one moderate number, and 1 for keys and values beside new keys."""
     given = call.given
     found = [per_head(x, call.sizes.kv_heads) for x in (given.q_scale, given.k_scale, call.v_scale)]
     numbers = [x for x in found if isinstance(x, float)]
@@ -73,15 +73,15 @@ def _numbers(call: Call) -> Scaled | None:
 
 
 def takes(sight: Sight, seq: Seq) -> bool:
-    """Whether flash attention serves a sequence: one query over a run of keys, or several over all keys up to each."""
+    """Whether flash attention serves a sequence: a query over one run of keys, or several over all keys or causally."""
     if seq.query_len == 1:
         return True
-    apart = sight.widest.shard is not None and sight.is_causal(seq)  # queries do not stand among the rank's keys
+    apart = sight.widest.shard is not None and sight.is_causal(seq)  # queries have no places among the rank's own keys
     return not sight.bounded and seq.context_len >= 0 and not apart
 
 
 def attend(call: Call, sight: Sight, scales: Scaled, group: Sequence[Seq]) -> State | None:
-    """(results [B, G, M, T, D], log-sum-exps [B, G, M, T]) of a group; None if scores are too large to join pieces."""
+    """(results [B, G, M, T, D], log-sum-exps [B, G, M, T]) of a group; None if large log-sum-exps forbid joining."""
     queries = group[0].query_len
     if queries > 1 and len(group) > 1:
         found = [attend(call, sight, scales, [seq]) for seq in group]
@@ -155,7 +155,7 @@ def _shared(call: Call, scales: Scaled, query: Tensor, seq: Seq, span: Span, cau
 
 
 def _both(call: Call, keys: Tensor, values: Tensor) -> State:
-    """Keys and values of one width; latents are their own values, and results lose the dims behind value_dim later."""
+    """Keys and values of one width; latent keys are their own values, and `attend` drops the rest from results."""
     return (keys, keys) if call.latent else (keys, values)
 
 
@@ -164,7 +164,7 @@ def _near(lse: Tensor, limit: float) -> bool:
 
 
 def _beside_sinks(call: Call, out: Tensor, lse: Tensor) -> State:
-    """Results [B, G, M, T, D] beside a key of value 0 and the sink's score."""
+    """Results [B, G, M, T, D] and log-sum-exps with the sinks, each of which is a score of a key of value 0."""
     sinks = call.given.sinks.float().view(call.sizes.kv_heads, call.sizes.group, 1)
     total = torch.logaddexp(lse, sinks)
     weight = torch.where(lse == float("-inf"), 0.0, (lse - total).exp())

@@ -22,7 +22,7 @@ def write_qkv(
     with quiet(q.device):
         queries = _normed(q, q_norm, eps, norm_offset)
         normed = _normed(v if v_cache is None else k, k_norm, eps, norm_offset)
-        keys = k.float() if v_cache is None else normed  # of latents the norm is of the latent
+        keys = k.float() if v_cache is None else normed  # latents: k_norm applies to the latent, which is v
         if cos_sin is not None:
             cos, sin = _angles(cos_sin, positions, mrope_sections)
             queries, keys = _rotated(queries, cos, sin, interleaved), _rotated(keys, cos, sin, interleaved)
@@ -38,7 +38,7 @@ def write_qkv(
 
 
 def _normed(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
-    """Heads [tokens, heads, D] in float32, over their root mean square if there is a weight [D]."""
+    """RMS norm of heads [tokens, heads, D], in float32; weight: [D], or None for no norm."""
     x = x.float()
     if weight is None:
         return x

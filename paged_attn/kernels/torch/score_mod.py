@@ -1,6 +1,6 @@
 """A user's function under @triton.jit in plain torch: Triton's interpreter applies it to blocks of scores.
 
-Only such a function imports this file, and with it Triton.  Shapes: H heads, T queries, N keys.
+This file is imported only for such a function, because it imports Triton.  Shapes: H heads, T queries, N keys.
 """
 
 import functools
@@ -50,10 +50,10 @@ def _kernel() -> InterpretedFunction:
 def apply_score_mod(
     scores, query_pos, heads, key_pos, rows, keys, args, SCORE_MOD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
 ):
-    """Replace scores [rows, keys] by a function's results; a program has ROWS rows."""
+    """Replace scores [rows, keys] by SCORE_MOD's results; a program has ROWS rows and all keys."""
     row, key = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, KEYS)
     live = (row < rows)[:, None] & (key < keys)[None, :]
-    row, key = tl.minimum(row, rows - 1), tl.minimum(key, keys - 1)  # the function gets no others
+    row, key = tl.minimum(row, rows - 1), tl.minimum(key, keys - 1)  # no row or key behind the last ones
     at = scores + row[:, None] * keys + key[None, :]
     query, head = tl.load(query_pos + row)[:, None], tl.load(heads + row)[:, None]
     new = SCORE_MOD(tl.load(at), query, tl.load(key_pos + key)[None, :], head, *args)

@@ -1,6 +1,6 @@
 """Modifiers of scores before the softmax: softcap, ALiBi, query-query bias, a user's function, in this order.
 
-Shapes: scores [B, H, T, N] float32; slots and positions of queries [B, T], of keys [B, N].
+Shapes: scores [B, H, T, N] float32; places and positions of queries [B, T], of keys [B, N].
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .call import Call, Seq
 
 
 def modifies(call: Call) -> bool:
-    """Whether scores are changed otherwise than by a scale and a mask."""
+    """Whether anything besides a scale and a mask changes scores."""
     given = call.given
     return call.cap is not None or given.alibi_slopes is not None or biased(call)
 
@@ -29,7 +29,10 @@ def biased(call: Call) -> bool:
 def modify(
     call: Call, scores: Tensor, group: Sequence[Seq], query: Tensor, key: Tensor, pos: Tensor, key_pos: Tensor
 ) -> Tensor:
-    """Scores with all modifiers of the call; may overwrite `scores`."""
+    """Scores with all modifiers of the call; may overwrite `scores`.
+
+    query, key: places of queries and keys.  pos, key_pos: their positions.
+    """
     given = call.given
     if call.cap is not None:
         scores = scores.div_(call.cap).tanh_().mul_(call.cap)

@@ -27,7 +27,7 @@ def start(acc: Tensor, sinks: Tensor | None) -> State:
     if sinks is None:
         top = acc.new_full((*acc.shape[:-1], 1), float("-inf"))
         return State(acc, top, torch.zeros_like(top))
-    # a sink of infinity is the largest finite maximum with an infinite sum
+    # an infinite sink becomes the largest finite maximum with an infinite sum
     top = sinks.clamp(max=-LOWEST).expand(*acc.shape[:-1], 1).clone()
     total = torch.where(sinks == float("inf"), float("inf"), (sinks > float("-inf")).float())
     return State(acc, top, total.expand_as(top).clone())
@@ -36,7 +36,8 @@ def start(acc: Tensor, sinks: Tensor | None) -> State:
 def update(state: State, scores: Tensor, values: Tensor, scale: Tensor | float = 1.0, infinite: bool = False) -> State:
     """Fold scores [..., R, N], which are overwritten, and values [..., N, D] times a scale into a state.
 
-    infinite: scores may be plus infinity; such a key takes all weight, and shows in the log-sum-exp alone.
+    infinite: scores may be plus infinity.  A key with such a score takes the weight of all others, but its value is not
+    added: the row's result is 0, and its log-sum-exp infinite.
     """
     top = torch.maximum(state.max, scores.amax(-1, keepdim=True))
     base = top.clamp(min=LOWEST)  # -inf - -inf is NaN
@@ -62,9 +63,9 @@ def finish(state: State) -> tuple[Tensor, Tensor]:
 
 
 def join(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Results [n, ..., D] over disjoint sets of keys, and their log-sum-exps [n, ...], as one result; float32.
+    """Join results [n, ..., D] over disjoint sets of keys by log-sum-exps [n, ...]: (result, log-sum-exp), float32.
 
-    sinks: log-sum-exps of one more part, of value 0; they are broadcast to the last axes of lses.
+    sinks: log-sum-exps of one more part, whose result is 0.  They are broadcast to the last axes of lses.
     """
     top = lses.amax(0) if sinks is None else torch.maximum(lses.amax(0), sinks.float())
     base = top.clamp(min=LOWEST, max=-LOWEST)

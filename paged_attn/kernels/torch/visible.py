@@ -17,13 +17,13 @@ from .call import Seq
 
 
 class Sight(NamedTuple):
-    """Everything that hides keys in a call; as Python numbers if a loop depends on it."""
+    """Everything that hides keys in a call; what loops depend on is in Python numbers."""
 
-    window: KeyBounds  # by positions; the chunk alone if windows differ by head
+    window: KeyBounds  # window and chunk, by positions; only the chunk if windows differ by head
     widest: KeyBounds  # the window of the head that sees most; with a shard, also which keys are the rank's
     causal: bool | list[bool]
-    windows: Tensor | None  # int64 [H, 2]
-    positions: Tensor | None  # int64 [tokens]
+    windows: Tensor | None  # int64 [H, 2]; None: all heads have `window`
+    positions: Tensor | None  # int64 [tokens], query_positions
     prefix: list[int] | None
     spans: list[list[list[int]]] | None
     clip_spans: bool
@@ -36,7 +36,7 @@ class Sight(NamedTuple):
 
     @property
     def bounded(self) -> bool:
-        """Whether anything besides causality hides keys."""
+        """Whether anything besides causality and a shard hides keys."""
         return self.window != KeyBounds() or not self.simple
 
     def is_causal(self, seq: Seq) -> bool:
@@ -81,7 +81,7 @@ class Runs(NamedTuple):
 def runs_of(sight: Sight, seq: Seq, first_row: int, end_row: int) -> Runs:
     """The keys that queries [first_row, end_row) of a sequence may see."""
     first_slot, last_slot = seq.context_len + first_row, seq.context_len + end_row - 1
-    # a query with a position of its own stands between the context's end and its slot
+    # with query_positions, a position is at least context_len and at most the query's place
     first = sight.widest.first_key(seq.context_len if sight.positions is not None else first_slot)
     end = seq.seq_len
     if sight.is_causal(seq):
@@ -113,11 +113,11 @@ def mask_of(
 ) -> Tensor:
     """Mask bool [B, H, T, N], True where a query sees a key.
 
-    rows: int64 [B, T], tokens in q.
+    rows: int64 [B, T], indices of the queries in q.
 
-    query, pos: slots and positions of queries, [B, T].
+    query, pos: places and positions of queries, [B, T].
 
-    key, key_pos: slots and positions of keys, [B, N].
+    key, key_pos: places and positions of keys, [B, N].
     """
     causal = _causal_of(sight, group, key.device)
     slot, at = query[:, None, :, None], pos[:, None, :, None]
@@ -158,7 +158,7 @@ def _in_window(sight: Sight, pos: Tensor, key_pos: Tensor) -> Tensor:
 
 
 def _together(spans: list[list[list[int]]], group: Sequence[Seq], query: Tensor, key: Tensor) -> Tensor:
-    """Whether a span holds both the query's slot and the key's."""
+    """Whether a span holds both the place of a query and the place of a key."""
     bounds = torch.tensor([spans[seq.number] for seq in group], device=key.device).view(len(group), -1, 2)
     together = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=key.device)
     for begin, past in bounds.permute(1, 2, 0)[..., None, None, None]:  # each [B, 1, 1, 1]
@@ -167,7 +167,7 @@ def _together(spans: list[list[list[int]]], group: Sequence[Seq], query: Tensor,
 
 
 def _bits(words: Tensor, key: Tensor) -> Tensor:
-    """Mask bool [B, 1, T, N] by bits of queries [B, T, words]; key [B, N]: numbers from the call's first own key on."""
+    """Mask bool [B, 1, T, N] by words [B, T, words] of queries; key [B, N]: index of a key's bit, True without one."""
     count = words.shape[2]
     if not count:
         return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=key.device)
