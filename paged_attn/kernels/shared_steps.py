@@ -155,7 +155,7 @@ def merge_states(out: Rows, lse: Any, outs: Any, lses: Any, sinks: Any = None) -
 
 
 def _rows_per_merge(live: int, dim: int) -> int:
-    """Rows of a program of `merge_states`: an eighth of the heads, as far as registers hold eight states of them.
+    """Rows of a program of `merge_states`: an eighth of the heads, or fewer if registers cannot hold eight states.
 
     With up to eight heads, a program has one row, because many programs finish sooner.
     """

@@ -44,7 +44,7 @@ class Need(NamedTuple):
 
 
 class Arena:
-    """Zeroed counters of one device, each handed out once, because any replay of a graph may follow another.
+    """Zeroed counters of one device, each handed out once, because no replay of a graph is known to be the last.
 
     An arena grows only outside of capture, because zeroing during capture would become part of the graph.
     """
@@ -123,7 +123,7 @@ Make = Callable[[], tuple[Tensor, ...]]
 NONE = Room(None, None)
 Place = tuple[int | None, int, int]  # device, stream and number
 _rooms: dict[Place, Room] = {}  # kept rooms, which eager calls share
-_turned_away: deque[Place] = deque(maxlen=MAX_ROOMS_PER_DEVICE)  # the latest calls for which no room was kept
+_turned_away: deque[Place] = deque(maxlen=MAX_ROOMS_PER_DEVICE)  # latest places for which no room was kept
 _keeping = left_free()
 _other_streams: dict[torch.device, torch.cuda.Stream] = {}  # for `kept_memory`
 _arenas: dict[torch.device, Arena] = {}

@@ -26,7 +26,7 @@ _verdicts: dict[str, str] = {}  # what is wrong, by architecture, as far as this
 def why_not(arch: str) -> str | None:
     """What is wrong with the kernels that this Triton makes for an architecture; None if nothing.  Warns once.
 
-    A verdict that another process left on disk decides.  Without one, a process that has such a GPU starts a trial.
+    A verdict on disk decides, if there is one.  Otherwise, a process that has such a GPU starts a trial.
     """
     why = _verdicts.get(arch)
     if why is None:
@@ -61,7 +61,7 @@ def _file(arch: str) -> Path:
 
 
 def on_disk(arch: str) -> str | None:
-    """The verdict that another process left; None if there is none."""
+    """The verdict that this or another process left on disk; None if there is none."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         return str(json.loads(_file(arch).read_text())["why"])
     return None
@@ -104,7 +104,7 @@ ASKED = os.environ.get("PAGED_ATTN_HOPPER")
 
 
 def why_untrusted(arch: str) -> str | None:
-    """Why launches are left to Triton: its version is unknown, and was not tried or failed.  None: Triton is trusted.
+    """Why launches are left to Triton: its version is unknown, and not tried or found wrong.  None: it is trusted.
 
     An unknown version is tried for CUDA, unless it is older than all known ones or PAGED_ATTN_HOPPER is 0 or 1.
     """

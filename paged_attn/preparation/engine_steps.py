@@ -27,8 +27,8 @@ class Served(NamedTuple):
     def batches(self, usual: bool = False) -> Iterator[Lengths]:
         """Batches of all steps, or of usual steps only: decodes, and prompts beside decodes or alone.
 
-        In an unusual step, the longest query has 2 to PROMPT - 1 tokens, and is not a decode.  It is a short prompt, the
-        rest of a prompt, or the tokens behind a cached prefix.
+        In an unusual step, the longest query has 2 to PROMPT - 1 tokens, and is not a decode.  It is a short prompt,
+        the rest of a prompt, or the tokens behind a cached prefix.
         """
         for batch in batches_up_to(self.max_seqs, self.max_tokens, self.max_seqlen, self.bucket, self.decode):
             # if all steps are decodes, the whole batch may have fewer tokens than one decode has elsewhere
@@ -58,8 +58,8 @@ class Padded(NamedTuple):
     def batches(self) -> Iterator[Lengths]:
         """Decodes for each width of page tables, then other batches, which come with cu_seqlens_q.
 
-        With `exact`, another batch has min(tokens, max_seqs) sequences, else one of several numbers up to that.  Its
-        max_seqlen_q is its number of tokens.
+        With `exact`, the other batches have min(tokens, max_seqs) sequences; otherwise, several numbers up to that are
+        tried.  Their max_seqlen_q is the number of tokens.
         """
         powers = [1 << power for power in range(self.max_seqs.bit_length())]
         for seqs in sorted({*powers, self.max_seqs} if self.exact else spread(self.max_seqs)):
@@ -73,7 +73,7 @@ class Padded(NamedTuple):
                 yield from (Lengths(True, seqs, tokens, tokens, keys) for keys in sorted(bounds))
 
     def work(self, usual: bool = False) -> ModelBatches:
-        """usual: without effect, because all steps are usual."""
+        """usual: has no effect, because all steps are usual."""
         return ModelBatches(self.model, list(self.batches()), self.writes)
 
     def covers(self, other: Padded) -> bool:

@@ -83,7 +83,7 @@ def blocks_and_few(p: Problem) -> tuple[Launch, ...]:
 
 
 def rows_fit_one_block(p: Problem) -> bool:
-    """Whether one block can have all rows of a sequence; with float32 or batch_invariant, a decode's block."""
+    """Whether one block can have all rows of a sequence: of float32 and batch_invariant calls, a decode's block."""
     config = _few_config(p)
     widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
     most = MAX_ROWS_OF_ONE_BLOCK if widens else config.rows
@@ -112,7 +112,7 @@ def _few_config(p: Problem) -> Config:
 
 
 def _few_tokens(p: Problem, config: Config) -> int:
-    """Most query tokens of a sequence with few queries: up to 16 rows of them, because every block may leave states."""
+    """Most query tokens of a sequence with few queries: up to 16 rows, because every block may leave states."""
     return max(1, min(config.rows, 16) * p.kv_heads // p.heads)
 
 
@@ -264,7 +264,7 @@ def affordable(shares: int, blocks: int, share_bytes: int) -> int:
 
 
 def _merge_rows(p: Problem, config: Config, shares: int, pieces: int, live: int) -> int:
-    """Rows that the last program to store a piece of a block joins at a time; 0: a merge launch joins, if any joins."""
+    """Rows that a block's last program joins at a time; 0: a merge launch joins the pieces, or no block is cut."""
     # elements of a state that registers allow for each of the pieces that are loaded together
     elements = 1024 if config.registers is None else 512
     at_once = min(config.rows, max(1, elements // next_power_of_2(p.value_width)))

@@ -38,7 +38,7 @@ def load_ids(source, tile, S: tl.constexpr):
         return 0
     else:
         column = chunks(tile, S) // S.PAGE
-        # entries without a visible key may hold anything: page 0 replaces them, and load_kv drops what is read there
+        # entries without a visible key may hold anything: page 0 replaces them, and no result depends on what is read
         inside = column >= source.first // S.PAGE
         if source.prefix is not None:
             inside &= source.first < source.end  # otherwise only the prefix is visible

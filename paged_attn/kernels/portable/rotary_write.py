@@ -1,7 +1,7 @@
 """The kernel that norms and rotates queries and keys, and writes keys and values into the cache.
 
 A head of D dims is loaded in runs: tiles [H, N] of H heads of one token.  Rotary halves (GPT-NeoX) are two runs, so a
-thread holds both dims of a pair; rotary pairs of neighbours (GPT-J) are one run.  Dims without rotation are another.
+thread holds both dims of a pair; rotary pairs of neighbours (GPT-J) are one run.  Other dims are another run.
 Weights and angles are loaded for each head of a tile.  They then have the run's layout, and no barrier is needed.
 Norm and rotation are float32.  Only the stored result is rounded, as in vLLM's csrc/fused_qknorm_rope_kernel.cu.
 Separate operators of norm and rotation, which vLLM has, too, round the norm's result before the rotation.

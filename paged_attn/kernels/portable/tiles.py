@@ -20,7 +20,7 @@ def may_hide(tile, source, span, S: tl.constexpr):
 
 @triton.jit
 def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
-    """Fold one tile, the keys from position `tile` on, into the state; FULL: every row sees all keys of the tile."""
+    """Fold one tile, the keys from position `tile` on, into the state; FULL: all rows' bounds hold the whole tile."""
     page, slot = locate(source, ids, tile, S)
     of_keys, of_values, zeros = None, None, None
     if kv.key.SCALED:

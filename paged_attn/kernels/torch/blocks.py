@@ -109,7 +109,7 @@ def attend(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> tupl
 
 
 def _queries(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Queries:
-    """The queries of a block; rows before the first query are copies of the first, rows behind the last of the last."""
+    """The queries of a block; a row without a query is a copy of the block's first or last query."""
     sizes, device = call.sizes, call.device
     starts = torch.tensor([seq.start for seq in group], device=device)[:, None]
     contexts = torch.tensor([seq.context_len for seq in group], device=device)[:, None]

@@ -62,7 +62,11 @@ def scaled(call: Call, sight: Sight) -> Scaled | None:
 
 
 def _numbers(call: Call) -> Scaled | None:
-    """The scales of a call; None unless each is one moderate number, and 1 for keys and values beside new keys."""
+    """The scales of a call; None if flash attention cannot apply them.
+
+    Each scale must be one number, and the scale of scores must lie between 2^-60 and 2^60.  New keys and values have no
+    scale.  So beside them, the scales of keys and values must be 1.
+    """
     given = call.given
     found = [per_head(x, call.sizes.kv_heads) for x in (given.q_scale, given.k_scale, call.v_scale)]
     numbers = [x for x in found if isinstance(x, float)]
@@ -73,7 +77,7 @@ def _numbers(call: Call) -> Scaled | None:
 
 
 def takes(sight: Sight, seq: Seq) -> bool:
-    """Whether flash attention serves a sequence: a query over one run of keys, or several over all keys or causally."""
+    """Whether flash attention serves a sequence: one query over one run of keys, or several that see all keys or are causal."""
     if seq.query_len == 1:
         return True
     apart = sight.widest.shard is not None and sight.is_causal(seq)  # queries have no places among the rank's own keys

@@ -17,7 +17,7 @@ from .call import Seq
 
 
 class Sight(NamedTuple):
-    """Everything that hides keys in a call; what loops depend on is in Python numbers."""
+    """Everything that hides keys in a call; values on which loops depend are Python numbers."""
 
     window: KeyBounds  # window and chunk, by positions; only the chunk if windows differ by head
     widest: KeyBounds  # the window of the head that sees most; with a shard, also which keys are the rank's
@@ -167,7 +167,10 @@ def _together(spans: list[list[list[int]]], group: Sequence[Seq], query: Tensor,
 
 
 def _bits(words: Tensor, key: Tensor) -> Tensor:
-    """Mask bool [B, 1, T, N] by words [B, T, words] of queries; key [B, N]: index of a key's bit, True without one."""
+    """Mask bool [B, 1, T, N] by words [B, T, words] of queries; key [B, N]: index of a key's bit.
+
+    Keys without a bit are visible.
+    """
     count = words.shape[2]
     if not count:
         return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=key.device)
