@@ -83,7 +83,7 @@ def blocks_and_few(p: Problem) -> tuple[Launch, ...]:
 
 
 def rows_fit_one_block(p: Problem) -> bool:
-    """Whether one block can have all rows of a sequence: of float32 and batch_invariant calls, a decode's block."""
+    """Whether one block can have all rows of a sequence; with float32 or batch_invariant, the block of a decode."""
     config = _few_config(p)
     widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
     most = MAX_ROWS_OF_ONE_BLOCK if widens else config.rows

@@ -77,7 +77,7 @@ def _numbers(call: Call) -> Scaled | None:
 
 
 def takes(sight: Sight, seq: Seq) -> bool:
-    """Whether flash attention serves a sequence: one query over one run of keys, or several that see all keys or are causal."""
+    """Whether flash attention serves a sequence: one query over a run of keys, or several without window and chunk."""
     if seq.query_len == 1:
         return True
     apart = sight.widest.shard is not None and sight.is_causal(seq)  # queries have no places among the rank's own keys
