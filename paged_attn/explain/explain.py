@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..arguments import bound
 from ..calls.ways import scale_and_cap
@@ -59,23 +60,27 @@ def _ways(question: Question) -> list[str]:
     model, tokens = question.model, sum(question.query_lens)
     lengths = Lengths(question.ragged, len(question.seq_lens), tokens, question.max_seqlen_q, question.max_seqlen_k)
     given, options = bound(call_of(model, lengths))
-    told = {
-        name: _assumed(x, READ[name](model)) for name, x in given._asdict().items() if name in READ and x is not None
-    }
+    told = {name: READ[name](model, x) for name, x in given._asdict().items() if name in READ and isinstance(x, Tensor)}
     starts = torch.tensor([0, *question.query_lens]).cumsum(0) if question.ragged else None
     given = given._replace(**told | {"seq_lens": torch.tensor(question.seq_lens), "cu_seqlens_q": starts})
     return torch_dialect().ways(given, options, *scale_and_cap(options, model.head_dim))
 
 
-def _assumed(like: torch.Tensor, value: Any) -> torch.Tensor:
+def _of(value: Any, like: Tensor) -> Tensor:
     """A tensor on the host with the shape and dtype of `like`; value: a number, or the numbers along the last axis."""
     return torch.tensor(value, dtype=like.dtype).expand(like.shape).contiguous()
 
 
+def _scales_apart(model: Model, like: Tensor) -> Tensor:
+    """Scales of which no two KV heads have the same."""
+    return _of([1.0 + head for head in range(like.shape[-1])] if like.dim() else 1.0, like)
+
+
 # Tensors besides lengths that plain torch reads on the host -> contents that are assumed.  words.ASSUMED tells the
-# assumptions, except that all numbers of a scale are equal.
-READ: dict[str, Callable[[Model], Any]] = {
-    "causal_seqs": lambda model: model.causal,
-    "head_windows": lambda model: model.window_size,
-    **dict.fromkeys(("prefix_lens", "spans", "q_scale", "k_scale", "v_scale"), lambda _: 0),
+# assumptions, except that scales of KV heads differ.
+READ: dict[str, Callable[[Model, Tensor], Tensor]] = {
+    "causal_seqs": lambda model, like: _of(model.causal, like),
+    "head_windows": lambda model, like: _of(model.window_size, like),
+    **dict.fromkeys(("prefix_lens", "spans"), lambda _, like: _of(0, like)),
+    **dict.fromkeys(("q_scale", "k_scale", "v_scale"), _scales_apart),
 }

@@ -223,6 +223,20 @@ def test_a_cpu_has_plain_torch_and_the_way_of_each_group() -> None:
     assert bounded.endswith("a window bounds its queries")
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    ("scales", "way"),
+    [
+        *((x, "flash attention of torch") for x in ("number", "tensor")),
+        *((x, "heads, or keys of the call's own, have scales of their own") for x in ("per_head", "per_seq")),
+        ("per_token", "each cached token has a scale of its own"),
+    ],
+)
+def test_a_cpu_takes_flash_attention_where_scales_are_one_number(scales: str, way: str, kv_dtype: torch.dtype) -> None:
+    lines = told(device="cpu", queries="1", keys="900", kv_dtype=kv_dtype, scales=scales)
+    assert lines["group 1"].endswith(way)
+
+
 def test_other_devices_have_portable_kernels_and_may_have_no_ceilings() -> None:
     lines = told(device="sm80")
     assert lines["device"] == "sm80, 108 multiprocessors"
