@@ -1,14 +1,15 @@
-"""How far results over cache formats are from float64.  `python -m benchmarks.accuracy [--output FILE]`, on a CPU.
+"""Errors of results over each cache format.  `python -m benchmarks.accuracy [--output FILE]`, on a CPU.
 
-Keys and values in float32 are written by `write_kv` and read by the reference in float64, so that an error is one of
-the format alone.  An error is the norm of (results - results over float32 keys and values) / the norm of the latter.
-int4 is also measured as vLLM writes it, behind a rotation of each head, which makes its dims alike: random signs, then
-a Hadamard matrix.  Queries are rotated likewise, and results back.  Numbers are drawn by seeded generators:
+`write_kv` writes float32 keys and values, and the reference reads them in float64, so an error is that of the format
+alone: norm(results - results over float32 keys and values) / norm(the latter).  int4 is measured a second time as vLLM
+writes it: each head is first rotated by random signs and a Hadamard matrix, which makes its dims alike.  Queries are
+rotated in the same way, and results are rotated back.  Seeded generators draw the numbers:
 
 - random: queries, keys and values are normal.
-- outlier channels: as random, but 4 of 128 dims of keys are 20 times as large, and 4 of values 10 times.
-- rotary keys: before the rotation, each dim of a KV head has a mean and a deviation of its own, both log-normal, so
-  that a few dims dominate; NeoX's rotation with base 500000 follows.  Queries have the same means, weakened.
+- outlier channels: as random, but of each KV head's 128 dims 4 are 20 times as large in keys (and 1/20 as large in
+  queries), and 4 are 10 times as large in values.
+- rotary keys: each dim of a KV head has a mean and a deviation of its own, both heavy-tailed, so that a few dims
+  dominate.  NeoX's rotation with base 500000 follows.  Queries have the same means, weakened.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def random_data(rng: torch.Generator) -> Data:
 
 
 def outlier_channels(rng: torch.Generator) -> Data:
-    """Normal numbers; a few dims of each KV head are larger in all tokens, and queries smaller there."""
+    """Normal numbers with outliers: a few dims of each KV head's keys, and of its values, are larger in all tokens.
+
+    Queries are smaller in the outlying dims of their keys.
+    """
     q, keys, values = random_data(rng)
     for head in range(KV_HEADS):
         of_keys, of_values = torch.randperm(DIM, generator=rng)[:8].split(4)
@@ -49,7 +53,7 @@ def outlier_channels(rng: torch.Generator) -> Data:
 
 
 def rotary_keys(rng: torch.Generator) -> Data:
-    """Keys of dims with own means and deviations, rotated by their positions; queries stand behind the last key."""
+    """Keys whose dims have their own means and deviations, rotated by position; queries are at position KEYS."""
     q, keys, values = random_data(rng)
     means = torch.randn(KV_HEADS, DIM, generator=rng) * torch.randn(KV_HEADS, DIM, generator=rng).exp()
     deviations = torch.randn(KV_HEADS, DIM, generator=rng).mul(0.5).exp()
@@ -60,7 +64,7 @@ def rotary_keys(rng: torch.Generator) -> Data:
 
 
 def rotated(x: Tensor, positions: Tensor) -> Tensor:
-    """Rows [seqs, keys, heads, dim], rotated in NeoX's halves."""
+    """Rotate rows [seqs, keys, heads, dim] by their positions [keys], in halves as in NeoX."""
     half = DIM // 2
     angles = positions[:, None].double() * 500000.0 ** (-torch.arange(half) / half)
     cos, sin = (f(angles).float()[:, None] for f in (torch.cos, torch.sin))
@@ -69,7 +73,7 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
 
 
 ROTATED = "int4, scales by token, rotated heads"
-# A name, the dtype of the cache, and its scales: None, one for all keys, or by token in a dtype.
+# Name -> (dtype of the cache, its scales).  Scales: None, "one" for the whole cache, or the dtype of scales by token.
 FORMATS: dict[str, tuple[torch.dtype, Any]] = {
     "bfloat16": (torch.bfloat16, None),
     "e4m3, one scale": (E4M3, "one"),
@@ -88,11 +92,11 @@ DATA: dict[str, Callable[[torch.Generator], Data]] = {
 
 
 def cached(rows: Tensor, dtype: torch.dtype, kind: Any) -> tuple[Tensor, Any]:
-    """(a cache [pages, page_size, kv_heads, dim] of rows, its scale), as write_kv stores them."""
+    """Return (cache of the rows as `write_kv` stores them, its scale): [pages, page_size, kv_heads, dim or dim / 2]."""
     slots = SEQS * KEYS
     cache = torch.zeros(slots // PAGE, PAGE, KV_HEADS, DIM // 2 if dtype == INT4 else DIM, dtype=dtype)
     scale: Any = kind
-    if kind == "one":  # the best that calibration may find
+    if kind == "one":  # a perfect calibration: the largest number becomes the largest of the dtype
         scale = float(rows.abs().max()) / LARGEST[dtype]
     elif kind is not None:
         scale = torch.zeros(slots // PAGE, PAGE, KV_HEADS, dtype=kind)
@@ -104,7 +108,7 @@ def cached(rows: Tensor, dtype: torch.dtype, kind: Any) -> tuple[Tensor, Any]:
 
 
 def results(q: Tensor, keys: Tensor, values: Tensor, dtype: torch.dtype, kind: Any) -> Tensor:
-    """Results in float64 over a cache of a format."""
+    """Return results in float64 over caches of a dtype, with scales of a kind (see FORMATS)."""
     (k_cache, k_scale), (v_cache, v_scale) = (cached(x, dtype, kind) for x in (keys, values))
     table = torch.arange(SEQS * KEYS // PAGE).view(SEQS, -1)
     out = paged_attn.reference.paged_attention(
@@ -115,7 +119,7 @@ def results(q: Tensor, keys: Tensor, values: Tensor, dtype: torch.dtype, kind: A
 
 
 def rotation() -> Tensor:
-    """An orthogonal matrix [dim, dim]: random signs, then a Hadamard matrix."""
+    """Return an orthogonal matrix [dim, dim]: random signs, then a Hadamard matrix."""
     matrix = torch.ones(1, 1)
     while len(matrix) < DIM:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])

@@ -25,12 +25,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SAMPLED = 200_000  # numbers of a result that are compared, about
-AGREE = 4e-3  # relative error in 2-norm up to which results agree: two roundings to 8 bits
+SAMPLED = 200_000  # upper bound of the numbers of a result that are compared
+AGREE = 4e-3  # upper bound of the relative error in 2-norm of results that agree: two roundings to 8 bits
 
 
 class Version(NamedTuple):
-    """A checkout, and a folder of packages that its Python searches before its own."""
+    """A checkout, and a folder of packages that take precedence over the installed ones."""
 
     folder: Path
     packages: Path | None = None
@@ -148,7 +148,7 @@ def differences(first: Path, other: Path) -> Iterator[tuple[str, float]]:
     wanted, found = torch.load(first), torch.load(other)
     for name in wanted.keys() & found.keys():
         error = float((found[name] - wanted[name]).norm() / wanted[name].norm())
-        if not error <= AGREE:  # nor NaN
+        if not error <= AGREE:  # true of NaN, too
             yield name, error
 
 
@@ -158,13 +158,13 @@ def differences(first: Path, other: Path) -> Iterator[tuple[str, float]]:
 def _start(
     version: Version, names: Sequence[str], rounds: int = 0, result: Path | None = None
 ) -> subprocess.Popen[str]:
-    """Run this file with a version's modules; without rounds it only compiles."""
+    """Run this file with a version's modules.  With `rounds` = 0, the process only compiles."""
     asked = json.dumps(dict(names=list(names), rounds=rounds, result=str(result or "")))
     return _run(version, [__file__, asked])
 
 
 def _run(version: Version, words: Sequence[str]) -> subprocess.Popen[str]:
-    """A Python that imports a version's modules."""
+    """Start a Python that imports a version's modules."""
     paths = [path.resolve() for path in (version.packages, version.folder) if path is not None]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     words = [sys.executable, *words]
@@ -184,12 +184,12 @@ def _finish(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def alone(names: Sequence[str], rounds: int, result: str) -> dict[str, float]:
-    """Time the cases with the modules that this process imports; return median seconds by case."""
+    """Time the cases with the modules that this process imports; return median seconds by case, {} without rounds."""
     import torch
 
     import paged_attn
     from benchmarks import measure
-    from benchmarks.inputs import build  # where older versions have it, too
+    from benchmarks.inputs import build  # older versions have it in this module, too
     from benchmarks.suites import SUITES, uniform
 
     known = {case.name: case for cases in SUITES.values() for case in cases}

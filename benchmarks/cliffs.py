@@ -29,8 +29,8 @@ AXES: dict[str, tuple[int, ...]] = {
     "keys": (256, 512, 1024, 2048, 4096, 8192, 16384),
 }
 QUICK: dict[str, tuple[int, ...]] = {"batch": (1, 4, 16), "q_len": (1, 8), "keys": (256, 4096)}
-LONGEST = 300e-6  # seconds by the model that a cell takes at most: cliffs matter in small calls
-PREPARING = 75.0  # seconds for the first calls, which compile; cells that are not ready by then are left out
+LONGEST = 300e-6  # upper bound of a cell's seconds by the model: cliffs matter in small calls
+PREPARING = 75.0  # seconds for the first calls, which compile; cells whose turn comes later are left out
 
 
 class Cell(NamedTuple):
@@ -55,25 +55,25 @@ class Cliff(NamedTuple):
 
 
 def work(cell: Cell) -> tuple[int, int]:
-    """(bytes, operations)."""
+    """Return (bytes, operations) of a cell's call."""
     case = uniform(str(cell), cell.batch, cell.q_len, cell.keys)
     return traffic(case), operations(case)
 
 
 def least(moved: int, computed: int, constants: Mapping[str, float]) -> float:
-    """Seconds that the model gives for so many bytes and operations."""
+    """Return the model's seconds for `moved` bytes and `computed` operations."""
     roof = max(moved / constants["bytes_per_second"], computed / constants["operations_per_second"])
     return constants.get("launch_seconds", 0.0) + roof
 
 
 def grid(axes: Mapping[str, tuple[int, ...]], constants: Mapping[str, float]) -> list[Cell]:
-    """The cells worth measuring, smallest queries first: compilation follows q_len."""
+    """Return the cells to measure, in order of q_len, on which the compiled kernels depend."""
     cells = (Cell(b, q, k) for q in axes["q_len"] for b in axes["batch"] for k in axes["keys"])
     return [cell for cell in cells if cell.q_len <= cell.keys and least(*work(cell), constants) <= LONGEST]
 
 
 def neighbours(axes: Mapping[str, Any], cells: Mapping[Cell, Any]) -> Iterator[tuple[Cell, Cell]]:
-    """Ordered pairs of measured cells, one step apart along one axis; each pair in both orders."""
+    """Yield pairs of measured cells that are one step apart along one axis, each pair in both orders."""
     for cell in cells:
         for axis in Cell._fields:
             values = list(axes[axis])
@@ -86,7 +86,7 @@ def neighbours(axes: Mapping[str, Any], cells: Mapping[Cell, Any]) -> Iterator[t
 
 
 def cliffs(report: Mapping[str, Any]) -> list[Cliff]:
-    """The cliffs of a map as measured or read from its JSON, worst first."""
+    """Return the cliffs of a map (from `report_of`, or read from its JSON), worst first."""
     cells = {Cell(c["batch"], c["q_len"], c["keys"]): c for c in report["cells"]}
     constants, found = report["model"], []
     for before, after in neighbours(report["axes"], cells):
@@ -102,7 +102,7 @@ def cliffs(report: Mapping[str, Any]) -> list[Cliff]:
 def report_of(
     seconds: Mapping[Cell, float], axes: Mapping[str, Any], ceilings: Mapping[str, float], left_out: int = 0
 ) -> dict[str, Any]:
-    """The map as JSON: axes, the model's constants, cells with seconds, bytes and operations."""
+    """Return the map as JSON: axes, the model's constants, cells with seconds, bytes and operations."""
     model = {**ceilings, "launch_seconds": min(seconds.values(), default=0.0), "allowed": ALLOWED}
     cells = []
     for cell in sorted(seconds):
@@ -116,7 +116,7 @@ def report_of(
 def measure_map(
     axes: Mapping[str, tuple[int, ...]], ceilings: Mapping[str, float], rounds: int
 ) -> tuple[dict[Cell, float], int]:
-    """Return (seconds of every cell, cells left out because compiling took too long).
+    """Return (seconds of every cell, number of cells left out because compiling took too long).
 
     All cells are captured first and then replayed round by round in random order, so that no neighbour is measured on a
     warmer card.  All cells share one cache, one q and one out.
@@ -134,7 +134,7 @@ def measure_map(
 
 
 def shared(cells: list[Cell], device: str = "cuda") -> Callable[[Cell], Callable[[], object]]:
-    """A function from a cell to its call; every call uses the leading part of the same tensors."""
+    """Return a function from a cell to its call; every call uses the leading part of the same tensors."""
     import paged_attn
 
     page, heads, kv_heads, head_dim = (SIZES[name] for name in ("page_size", "heads", "kv_heads", "head_dim"))

@@ -1,9 +1,9 @@
-"""Prefills over small pages: the cost and the gain of a copy of keys into whole pages.
+"""Prefills over small pages: the cost and the gain of copying keys and values into whole pages.
 
     python -m benchmarks.copies [ROUNDS]
 
-Each case is timed over pages of 16 tokens, over small pages by the portable kernels, over small pages with a copy, and
-for the copy alone.
+Each case is timed four times: over pages of 16 tokens, over small pages by the portable kernels, over small pages with
+a copy, and as the copy alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LENGTHS = {  # (sequences, queries, keys)
 
 @contextlib.contextmanager
 def planned(worth: bool, first: bool = False) -> Iterator[None]:
-    """Plan every call with a copy, or none; with `first`, a call makes only its first launch, the copy."""
+    """Plan every call with a copy (`worth`) or without.  With `first`, a call makes only its first launch, the copy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coverage, "_is_worth_a_copy", lambda p: worth)
         if first:

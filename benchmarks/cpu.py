@@ -2,8 +2,8 @@
 
     python -m benchmarks.cpu [--rounds 15] [--threads N] [--busy] [--output FILE]
 
---busy is for a machine with other programs: the clock counts the processor time of one thread, and models and the
-interpreter are left out.
+--busy is for a machine that runs other programs: cases are timed in processor time of one thread, and `generate_batch`
+and the interpreter are left out.
 
 Calls take turns, so other programs slow all calls alike; a figure is the median of a call's rounds.  Pages have 16
 tokens and lie in random order.  Calls are unchecked, as in a server.
@@ -35,8 +35,8 @@ from benchmarks import runner
 
 Calls = Mapping[str, Callable[[], object]]
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
-SMALL = dict(queries=[1, 1], keys=[256, 256])  # the call that times the interpreter, which takes seconds
-# Upper bounds of each case's time over the time of `against`.
+SMALL = dict(queries=[1, 1], keys=[256, 256])  # for Triton's interpreter, which takes seconds for it
+# Upper bounds of each case's time divided by that of `against`.
 TARGETS = {"decode 8 x 2048": 1.5, "prefill 1 x 1024": 1.3, "mixed 16": 1.5}
 MIXED = dict(queries=[1] * 12 + [64, 128, 200, 256], keys=[*range(300, 1500, 100), 64, 700, 1000, 256])
 
@@ -82,7 +82,7 @@ class Call:
 
 
 def decode(dtype: torch.dtype) -> Calls:
-    """Decodes; beside them SDPA over contiguous keys, and the copy of pages into contiguous memory."""
+    """Return calls: decodes, SDPA over contiguous keys, and the copy of pages into contiguous memory."""
     call = Call([1] * 8, [2048] * 8, dtype)
     keys, values = call.gathered()
     query = call.q.view(8, KV_HEADS, HEADS // KV_HEADS, DIM)  # heads of a group as rows: the fastest way in torch
@@ -104,7 +104,7 @@ def decode(dtype: torch.dtype) -> Calls:
 
 
 def prefill(dtype: torch.dtype) -> Calls:
-    """A prefill; beside it SDPA over the same keys, contiguous."""
+    """Return calls: a prefill, and SDPA over the same keys, contiguous."""
     call = Call([1024], [1024], dtype)
     keys, values = call.gathered()
     query = call.q.transpose(0, 1)[None].contiguous()
@@ -120,13 +120,13 @@ def prefill(dtype: torch.dtype) -> Calls:
 
 
 def mixed(dtype: torch.dtype) -> Calls:
-    """A mixed batch; beside it each of its sequences as a call."""
+    """Return calls: a mixed batch, and each of its sequences alone."""
     call = Call(MIXED["queries"], MIXED["keys"], dtype)
     return {"paged": call.paged} | {f"part {i}": call.alone(i) for i in range(len(call.keys))}
 
 
 def timed(calls: Calls, rounds: int, clock: Callable[[], float] = perf_counter) -> dict[str, float]:
-    """Median seconds of each call, in turns."""
+    """Return median seconds of each call; the calls take turns."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):  # round 0 warms memory and caches
         for name, call in calls.items():
@@ -138,7 +138,10 @@ def timed(calls: Calls, rounds: int, clock: Callable[[], float] = perf_counter) 
 
 
 def against(case: str, seconds: dict[str, float]) -> float:
-    """Return the seconds to which a case is compared: SDPA, and the copy for decodes; the parts of a mixed batch."""
+    """Return the seconds with which a case is compared.
+
+    For a prefill they are SDPA's, for decodes SDPA's and the copy's, for a mixed batch the sum of its parts.
+    """
     if case.startswith("decode"):
         return min(seconds["SDPA, contiguous"], seconds["SDPA, contiguous, enable_gqa"]) + seconds["gather"]
     if case.startswith("prefill"):
@@ -147,7 +150,7 @@ def against(case: str, seconds: dict[str, float]) -> float:
 
 
 def long_context(dtype: torch.dtype) -> dict[str, Any]:
-    """A chunk of 16 queries at 100k keys with a softcap, which torch's SDPA lacks: seconds, and growth of memory."""
+    """Return seconds and growth of memory of 16 queries at 100k keys with a softcap, which torch's SDPA lacks."""
     call = Call([16], [100_000], dtype)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = perf_counter()
@@ -167,7 +170,10 @@ def interpreted() -> float:
 
 
 def generate_batch(dtype: torch.dtype) -> dict[str, Any] | None:
-    """Seconds of transformers' `generate_batch` over a Llama of 88M parameters; None where transformers is absent."""
+    """Compare transformers' `generate_batch` over paged-attn and "paged|sdpa"; None without transformers.
+
+    The model is a Llama of 88M parameters with random weights.
+    """
     if importlib.util.find_spec("transformers") is None:
         return None
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -186,7 +192,7 @@ def generate_batch(dtype: torch.dtype) -> dict[str, Any] | None:
     asked = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
     seconds: dict[str, list[float]] = {"paged|sdpa": [], name: []}
     tokens = {}
-    for _ in range(4):  # the first round makes what is made once
+    for _ in range(4):  # the first round, with what is done once, is not counted
         for implementation, taken in seconds.items():
             model.set_attn_implementation(implementation)
             started = perf_counter()

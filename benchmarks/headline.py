@@ -1,4 +1,4 @@
-"""Tables of speed in README and in the page of performance, and the picture of README, from committed runs."""
+"""Tables of speed in README and on the page of performance, and README's picture, from committed runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from benchmarks.peers import OURS
 
 SDPA = "SDPA cuDNN, contiguous"
-# Columns of the table in the page of performance -> peers whose figure may stand there.  A run has one of FlashInfer's
-# kernels.
+# Columns of the table on the page of performance -> peers whose figure may stand there.  A run has one of FlashInfer's
+# two kernels.
 COLUMNS: Mapping[str, Sequence[str]] = {
     OURS: (OURS,),
     "FlashInfer": ("flashinfer fa3", "flashinfer fa2"),
@@ -24,7 +24,7 @@ IN_A_SECOND = {MICROSECONDS: 1e6, MILLISECONDS: 1e3}
 
 
 class Row(NamedTuple):
-    """A case of one run.  Without a case: the sum over all cases of the run, for peers that have all of them."""
+    """A row of the table: a case of a run, or with `case` None the sum over all cases, for peers that did all."""
 
     name: str
     report: str
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     without: Sequence[str] = ()  # columns whose figure is left out
 
 
-COPIED = (SDPA,)  # timed with a copy of its results in these runs, where several sequences have several queries each
+COPIED = (SDPA,)  # its time includes a copy of its results, in these runs of several sequences with several queries
 ROWS = (
     Row("decode, 1 sequence of 8192 keys", "flashinfer/decode", "decode b1 x 8192"),
     Row("decode, 64 x 4096", "flashinfer/decode", "decode b64 x 4096"),
@@ -74,7 +74,7 @@ def table(folder: Path) -> list[str]:
     return lines
 
 
-# README's table: peers of one run of 38 cases.  The figure of a paged peer is that of its best page size.
+# README's table: peers of one run of 38 cases.  A peer that was timed with several page sizes has its best figure.
 PEERS_RUN, PORTABLE_RUN, H100 = "peers-38", "portable-38", "h100-80gb-hbm3"
 PEERS: Mapping[str, Sequence[str]] = {
     OURS: (OURS,),
@@ -87,7 +87,7 @@ VLLM = "vllm triton"
 
 
 class PeerRow(NamedTuple):
-    """A case of PEERS_RUN, and (report, case) in which FlashInfer was measured beside an earlier paged-attn."""
+    """A case of PEERS_RUN; `flashinfer`: (report, case) of a run that timed FlashInfer beside an earlier paged-attn."""
 
     name: str
     case: str
@@ -125,12 +125,12 @@ def seconds_of(folder: Path, report: str) -> dict[str, dict[str, float]]:
 
 
 def best(seconds: Mapping[str, float], names: Sequence[str]) -> float | None:
-    """Return the least time among these entries, which differ in page size; None: the run has none of them."""
+    """Return the least time among these entries of one peer; None: the run has none of them."""
     return min((seconds[x] for x in names if x in seconds), default=None)
 
 
 def flashinfer_factor(folder: Path, row: PeerRow) -> float | None:
-    """Return FlashInfer's time over paged-attn's, both of one run; None: not measured."""
+    """Return FlashInfer's time divided by paged-attn's in the same run; None: not measured."""
     if row.flashinfer is None:
         return None
     report, case = row.flashinfer
@@ -161,7 +161,7 @@ def _line(name: str, seconds: Mapping[str, float], last: str) -> str:
 
 
 def portable_beside_vllm(folder: Path) -> list[str]:
-    """Return README's table of portable kernels in Markdown: microseconds, and vLLM's time over paged-attn's."""
+    """Return README's table of portable kernels in Markdown: microseconds, and vLLM's time divided by paged-attn's."""
     lines = [
         "| H200, bfloat16, us | portable kernels | vLLM's Triton kernel | vLLM's time / ours |",
         "|---|---:|---:|---:|",
@@ -178,7 +178,10 @@ def portable_beside_vllm(folder: Path) -> list[str]:
 
 
 def mean_factor(folder: Path) -> float:
-    """Return the geometric mean over PEERS_RUN of the best paged peer's time, at its best page, over ours (16)."""
+    """Return the geometric mean, over the cases of PEERS_RUN, of (fastest paged peer's time) / (paged-attn's time).
+
+    A peer has its best page size in each case; paged-attn has pages of 16 tokens in all.
+    """
     paged = [name for column, names in PEERS.items() if column != OURS and "contiguous" not in column for name in names]
     factors = [(best(x, paged) or math.nan) / x[OURS] for x in seconds_of(folder, PEERS_RUN).values()]
     return math.exp(sum(map(math.log, factors)) / len(factors))

@@ -45,9 +45,9 @@ def measure(calls: Mapping[str, Callable[[], object]], count: int, wait: Callabl
 
 
 def calls_of(device: str) -> dict[str, Callable[[], object]]:
-    """Return calls by name: decode and ragged, eager and through the operator, with and without options that save time.
+    """Return calls by name: decode and ragged, eager and through the operator, with and without bounds; also writes.
 
-    "launch": the part of a kept call that follows its recognition.
+    "launch" is the part of a kept call that follows the recognition of its signature.
     """
     import torch
 
@@ -90,7 +90,7 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
 
 
 class CudaLauncher:
-    """Stands in for Triton's class of this name, by which it is recognised."""
+    """Stand-in for Triton's launcher, which `launching.driver` recognises by the name of its class."""
 
     global_scratch_size = profile_scratch_size = 0
     launch_cooperative_grid = launch_pdl = False
@@ -103,14 +103,14 @@ class CudaLauncher:
 
 
 def pretend() -> None:
-    """Plan as for an H200 and launch nothing: kept calls end in a foreign function that returns 0."""
+    """Plan as for an H200 and launch nothing: a C function that returns 0 stands in for the driver's launch."""
     from triton.compiler import CompiledKernel
 
     from paged_attn.launching import driver, launch, platform
     from paged_attn.launching.template import Descriptors
 
     def kinds(arg: Any) -> Any:
-        """Return ctypes of a kernel's parameters, of the right sizes."""
+        """Return Triton's type names of a kernel's argument, of the right sizes."""
         if isinstance(arg, tuple):
             return tuple(map(kinds, arg))
         if isinstance(arg, Descriptors):
@@ -132,9 +132,9 @@ def pretend() -> None:
             return self.setdefault(address, (address, None))
 
     platform.pretend(platform.Device("sm90", 132))
-    # pthread_equal(configuration, kernel, ...) is 0, which is the driver's success
+    # pthread_equal(configuration, kernel, ...) returns 0, which means success in the driver
     start = ctypes.CDLL(None)["pthread_equal"]
-    # what a kernel takes is not compared with its PTX, for there is none
+    # the check of a kernel's parameters against its PTX is left out, because there is no PTX
     vars(driver).update(Places=Boxes, _start=lambda: start, _end_with_a_box=lambda: True)
     vars(driver).update(sizes_in=lambda _: [], sizes_of=lambda _: [])
     launch.run = lambda _kernel, _grid, *args, **_: Nothing(args)

@@ -1,4 +1,4 @@
-"""Tensors of a case for all peers, without the poison that a peer may read."""
+"""Tensors of a case for all peers, without the tests' poison, which some peers read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.cases import BAD_PAGE, Case, bits, build, is_fp8
 
 
 def inputs_of(case: Case, device: str) -> dict[str, Any]:
-    """The arguments of `paged_attention` without poison: dead slots hold 0, table tails page 0.
+    """Return the arguments of `paged_attention` without poison: dead slots hold 0, table tails page 0.
 
     The tests' NaN and page 2^31 - 1 are legal, but some peers let them into the result.
     """
@@ -31,7 +31,10 @@ def inputs_of(case: Case, device: str) -> dict[str, Any]:
 
 
 def tree(nodes: int) -> Tensor:
-    """[nodes, nodes] bias of a binary tree of drafts: node i descends from (i - 1) // 2, and sees its ancestors."""
+    """Return the bias [nodes, nodes] of a binary tree of drafts: a node sees itself and its ancestors.
+
+    The parent of node i is (i - 1) // 2.
+    """
     bias = torch.full((nodes, nodes), -torch.inf)
     for node in range(nodes):
         ancestor = node
@@ -42,7 +45,7 @@ def tree(nodes: int) -> Tensor:
 
 
 def _clear(cache: Tensor) -> None:
-    """Replace NaN by 0, page by page: a copy of a large cache may not fit beside it."""
+    """Replace NaN by 0, some pages at a time: a mask of the whole cache may not fit beside it."""
     for part in cache.split(1 << 12):
         nan = (bits(part) & 0x7F) == 0x7F if is_fp8(cache.dtype) else part.isnan()
         bits(part).masked_fill_(nan, 0)

@@ -1,4 +1,4 @@
-"""Masks of benchmark cases beyond a window (images, prefixes), and the numbers of keys and pairs that they leave."""
+"""Masks of benchmark cases beyond a window (images, prefixes), and how many keys and pairs they leave visible."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ IMAGE = 256  # tokens of an image in Gemma 3 and PaliGemma
 
 
 def is_masked(case: Case) -> bool:
-    """Whether a case has a mask that does not bound keys by position alone."""
+    """Whether a case's mask depends on more than the distance of positions: on sequence, head, prefix or images."""
     return case.causal_by_seq or case.prefix > 0 or case.spans > 0 or case.head_windows != ()
 
 
 def images(case: Case) -> list[list[list[int]]]:
-    """Return spans [seqs, n, 2] of n images, spread evenly over a sequence's queries, or over all keys of a decode."""
+    """Return [seqs, n, 2], the spans of n images: evenly over a sequence's queries, or over all keys of a decode."""
     found = []
     for query_len, seq_len in zip(case.query_lens, case.seq_lens, strict=True):
         room = query_len if query_len > 1 else seq_len
@@ -29,7 +29,7 @@ def images(case: Case) -> list[list[list[int]]]:
 
 
 def reach(case: Case, seq: int) -> tuple[Tensor, Tensor]:
-    """Return (first key, end of keys, exclusive) of each query of a sequence, [query_len] each, without a prefix."""
+    """Return ([query_len] first visible key, [query_len] end, exclusive) of a sequence's queries, prefix left out."""
     query_len, seq_len = case.query_lens[seq], case.seq_lens[seq]
     pos = torch.arange(seq_len - query_len, seq_len)
     causal = case.causal == (seq % 2 == 0) if case.causal_by_seq else case.causal

@@ -12,10 +12,10 @@ import torch
 
 Name = TypeVar("Name", bound=Hashable)
 FLUSH_BYTES = 256 << 20  # several times the largest L2
-# Seconds to wait after captures, which free cached memory: for some milliseconds afterwards kernels may run 12% slower,
-# as if the freed memory were being cleared.
+# Seconds to wait after captures, which free cached memory.  For some milliseconds afterwards kernels may run 12%
+# slower, as if the freed memory were being cleared.
 SETTLED = 0.1
-MODES_APART = 1.06  # the ratio of two groups of times from which on they are two modes
+MODES_APART = 1.06  # least ratio of the medians of two modes
 
 
 def capture(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
@@ -56,7 +56,7 @@ def replay(graphs: Mapping[Name, torch.cuda.CUDAGraph], rounds: int, seed: int =
 def samples(graphs: Mapping[Name, torch.cuda.CUDAGraph], rounds: int, seed: int = 0) -> dict[Name, list[float]]:
     """Return the seconds of each replay of each graph.
 
-    The card throttles: only figures of one call of this function can be compared.
+    The card throttles, so only figures from one call of this function can be compared.
     """
     flush = torch.ones(FLUSH_BYTES // 4, device="cuda")
     events = {name: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for name in graphs}
@@ -68,7 +68,7 @@ def samples(graphs: Mapping[Name, torch.cuda.CUDAGraph], rounds: int, seed: int 
         shuffle(order)
         for name in order:
             start, end = events[name]
-            flush.sum()  # reading flushes: written lines would have to be evicted inside the measurement
+            flush.sum()  # a read: dirty lines of a write would be evicted inside the measurement
             start.record()
             graphs[name].replay()
             end.record()
@@ -80,17 +80,17 @@ def samples(graphs: Mapping[Name, torch.cuda.CUDAGraph], rounds: int, seed: int 
 
 
 def spread(times: Sequence[float]) -> dict[str, float]:
-    """Return what a median hides: the least time, both quartiles and the ninth decile; `modes` is 1 or 2."""
+    """Return what a median hides: least time, both quartiles, ninth decile, and the number of modes (1 or 2)."""
     quartiles, deciles = (statistics.quantiles(times, n=n, method="inclusive") for n in (4, 10))
     named = {"min": min(times), "q1": quartiles[0], "q3": quartiles[2], "p90": deciles[8]}
     return {**named, "modes": 2 if has_two_modes(times) else 1}
 
 
 def has_two_modes(times: Sequence[float]) -> bool:
-    """Whether times form two groups: each has a twentieth of them, and the medians differ by 6% or more.
+    """Whether times form two groups with medians 6% or more apart, each with at least a twentieth of the times.
 
-    The cut between the groups makes the sum of squared deviations least.  One broad mode has a sixth of its times in
-    the middle third between the two medians; two modes have less than a twentieth there.
+    The cut between the groups minimises the sum of squared deviations.  Less than a twentieth of the times may lie in
+    the middle third between the two medians, where one broad mode has a sixth.
     """
     ordered = sorted(times)
     few = max(2, len(ordered) // 20)
@@ -116,7 +116,7 @@ def measure(calls: Mapping[str, Callable[[], object]], rounds: int = 40, seed: i
 
 
 def ceilings() -> dict[str, float]:
-    """Measure rates of this card now: bytes/s of a read-only stream, operations/s of a bfloat16 matrix product."""
+    """Measure this card's rates now: bytes/s of a read-only stream, operations/s of a bfloat16 matrix product."""
     data = torch.ones(1 << 30, dtype=torch.float32, device="cuda")
     a, b = torch.randn(2, 8192, 8192, device="cuda").bfloat16()
     out = torch.empty_like(a)

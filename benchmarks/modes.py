@@ -44,7 +44,7 @@ def inputs_in_one_allocation(case: Case) -> dict[str, Any]:
 
 
 def measured(replays: int) -> dict[str, Any]:
-    """Return each case's spread of seconds, and whether its result agrees with the same call over small caches."""
+    """Return each case's spread of seconds, and whether its result equals that over small caches."""
     report: dict[str, Any] = {}
     for name, case in CASES.items():
         want = ours.call(case, inputs_of(case, "cuda"))().clone()

@@ -1,4 +1,4 @@
-"""The benchmark's command line.  It imports nothing heavy, so that --help and mistakes answer at once."""
+"""The benchmark's command line.  It imports nothing heavy, so --help and error messages appear at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Names of suites.SUITES and peers.PEERS, which need torch; tests hold them against these.
+# The names in suites.SUITES and peers.PEERS, which need torch.  A test asserts that they are equal.
 SUITES = (
     "decode", "features", "prefill", "mixed", "ragged", "spec", "single", "fp8", "formats", "window", "models",
     "layouts", "invariant", "wide", "mla", "masks", "layers",
@@ -26,7 +26,7 @@ ABOUT = """Every case of a suite with every peer that can do it: a table, JSON a
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line; an unknown suite or peer ends the process."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] == ["serve"]:  # `serve` is no suite of cases, but an engine with its own options
+    if words[:1] == ["serve"]:  # not a suite of cases: an engine with its own options
         return argparse.Namespace(serve=words[1:])
     after = "`bench serve` replays a trace through an engine: see its --help"
     parser = argparse.ArgumentParser(prog="bench", description=ABOUT, epilog=after)

@@ -1,9 +1,9 @@
 """Whole pages: GB/s of copies, moves to and from the host, and dense rows.  `python -m benchmarks.pages [--json PATH]`.
 
-A model of 32 layers, 8 KV heads x 128, bfloat16: a page of 16 tokens has 32 KiB in each of 64 tensors.  Beside each
-figure stands what torch does with as many bytes.  For the host this is one copy_ of a dense block (cudaMemcpyAsync);
-on the device, index_copy_ of each tensor; for rows, one indexing.  Copies to and from the host are asked to reach ASKED
-of the block's speed.  All times are of calls in a CUDA graph, the median of several replays.
+A model of 32 layers, 8 KV heads x 128, bfloat16: a page of 16 tokens has 32 KiB in each of 64 tensors.  Each figure is
+compared with torch's for the same bytes: for the host one copy_ of a dense block (cudaMemcpyAsync), on the device
+index_copy_ of each tensor, for rows one indexing.  Copies of 64 pages or more to and from the host should reach ASKED
+of the block's speed.  A time is the median over replays of a CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def seconds(call: Callable[[], object], rounds: int, inner: int) -> float:
-    """Seconds of a call, `inner` of them in a graph."""
+    """Return the median seconds of a call over `rounds` replays of a CUDA graph of `inner` calls."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -46,7 +46,7 @@ def seconds(call: Callable[[], object], rounds: int, inner: int) -> float:
 
 
 def caches_of(page_size: int, pages: int, device: str, pinned: bool = False) -> list[Tensor]:
-    """Keys and values of all layers."""
+    """Return zeroed K and V caches of all layers."""
     shape = (pages, page_size, KV_HEADS, HEAD_DIM)
     return [
         torch.empty(shape, dtype=torch.bfloat16, device=device, pin_memory=pinned).zero_() for _ in range(2 * LAYERS)
@@ -54,7 +54,7 @@ def caches_of(page_size: int, pages: int, device: str, pinned: bool = False) -> 
 
 
 def rows(rounds: int) -> Iterator[Row]:
-    """All figures, one after another."""
+    """Yield all figures."""
     for page_size in PAGE_SIZES:
         device = caches_of(page_size, PAGES, "cuda")
         host = caches_of(page_size, max(COUNTS), "cpu", pinned=True)

@@ -29,14 +29,14 @@ PEER_COLOURS = {
 }
 MARKERS = "osD^vPX*<>"
 COLUMN_COLOURS = {"FlashAttention-3": "#7c3aed", "cuDNN, paged": "#2563eb", "FlashInfer": "#0d9488"}
-LONGEST_BAR = 4.5  # times the library's time: a longer bar is cut off, and its number states the length
-# Text stays text, and two drawings of the same numbers are the same file.
+LONGEST_BAR = 4.5  # in multiples of the library's time; a longer bar is cut off, and its number states the length
+# SVG text stays text, and two drawings of the same numbers give the same file.
 AS_TEXT: Any = {"svg.fonttype": "none", "svg.hashsalt": "paged-attn", "font.family": "sans-serif"}
-DODGE = 1.06  # times the intensity from one peer's mark to the next peer's, to the right, so that no mark hides another
+DODGE = 1.06  # each peer's marks are shifted to the right by this factor of intensity, so that no mark hides another
 
 
 def roofline(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Achieved arithmetic against operational intensity, on doubly logarithmic axes; a colour per peer."""
+    """Draw operations per second over operations per byte, on doubly logarithmic axes, with a colour for each peer."""
     memory = median(r["ceilings"]["bytes_per_second"] for r in reports)
     compute = median(r["ceilings"]["operations_per_second"] for r in reports)
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -90,9 +90,9 @@ def roofline(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def cliff_map(report: Mapping[str, Any], path: Path) -> None:
-    """Latency over (keys, batch), one panel per query length; cliffs are marked red.
+    """Draw latency over (keys, batch), with a panel for each query length.
 
-    A red corner is a cliff from or to a cell of another panel.
+    A red edge marks a cliff between two cells of a panel.  A red corner marks a cliff to this cell from another panel.
     """
     axes, cells = report["axes"], {Cell(c["batch"], c["q_len"], c["keys"]): c["seconds"] for c in report["cells"]}
     batches, lengths, keys = list(axes["batch"]), list(axes["q_len"]), list(axes["keys"])
@@ -168,7 +168,7 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float]]], title: str, path: Path
 
 
 def _mark(panel: Axes, before: Cell, after: Cell, keys: Sequence[int], batches: Sequence[int]) -> None:
-    """A red edge between two cells of a panel, or a red corner in `after` if `before` is on another panel."""
+    """Draw a red edge between two cells of a panel, or a red corner in `after` if `before` is on another panel."""
     x, y = keys.index(after.keys), batches.index(after.batch)
     if before.q_len != after.q_len:
         panel.add_patch(Rectangle((x + 0.72, y + 0.62), 0.22, 0.3, facecolor=CLIFF, linewidth=0, zorder=4))
@@ -187,7 +187,7 @@ def _colour(name: str) -> str:
 
 
 def _span(values: Any) -> tuple[float, float]:
-    """The values' range, with some room."""
+    """Return (lower, upper) limits around the values, with a factor of 1.5 to spare."""
     values = list(values)
     return min(values) / 1.5, max(values) * 1.5
 

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     """A batch of sequences of equal length: decodes, or several query tokens each."""
 
     seqs: int
-    keys: int  # of a whole sequence
+    keys: int  # of a whole sequence, over all ranks
     heads: int = 32
     kv_heads: int = 8
     latent: bool = False
@@ -93,15 +93,15 @@ class Ranks:
         return self.of_all(statistics.median(found))
 
     def of_all(self, number: float) -> list[float]:
-        """All-gather a number: entry r is that of rank r."""
+        """All-gather a number: entry r is rank r's."""
         mine = torch.tensor([number], dtype=torch.float64, device=self.device)
         return [float(x) for x in distributed.groups.gather(mine, None).flatten()]
 
 
 class Inputs:
-    """Tensors of a batch.  Caches hold whole sequences, whose first pages are taken as a rank's own keys.
+    """Tensors of a batch.  Caches hold whole sequences, the first pages of which stand for a rank's own keys.
 
-    With own_only, caches hold a rank's own keys alone.
+    With own_only, caches hold only as many pages as a rank's own keys fill.
     """
 
     def __init__(self, ranks: Ranks, batch: Batch, own_only: bool = False) -> None:
@@ -136,7 +136,7 @@ class Inputs:
         return self.call(self.table, self.lens, self.batch.keys)
 
     def plain(self) -> Any:
-        """Attend without a shard over as many keys as a rank has."""
+        """Attend without a shard, over as many keys as a rank has of its own."""
         keys = self.batch.keys // self.ranks.world
         return self.call(self._own(), self.own_lens, keys, out=self.out, return_lse=True)
 
@@ -185,7 +185,7 @@ def _speed(ranks: Ranks, name: str, batch: Batch, asked: float, peers: Any) -> N
 
 
 def features(ranks: Ranks, peers_of: Callable[[Batch], Any]) -> None:
-    """Measure a rank's own call with each feature, and without."""
+    """Measure a rank's own call, or with sinks call and merge, with each feature and without."""
     batch = FEATURES
     x = Inputs(ranks, batch, own_only=True)
     plain = max(ranks.times(x.local))
@@ -210,7 +210,7 @@ def features(ranks: Ranks, peers_of: Callable[[Batch], Any]) -> None:
 
 
 def shards(ranks: Ranks) -> None:
-    """Measure a rank's own call, and a call without a shard over as many keys."""
+    """Measure a rank's own call, and a call without a shard over the same number of keys."""
     for name, (seqs, keys) in OWN_KEYS.items():
         x = Inputs(ranks, Batch(seqs, keys * ranks.world), own_only=True)
         plain, local = (max(ranks.times(call)) for call in (x.plain, x.local))
@@ -250,7 +250,7 @@ def prefill(ranks: Ranks, tokens: int) -> None:
 
 
 def _wall(call: Call) -> float:
-    """Return median seconds of three runs of a long call, after a first run; ranks begin together."""
+    """Return median seconds of three runs of a long call, after a run that is not counted; ranks begin together."""
     found = []
     for _ in range(4):
         torch.cuda.synchronize()

@@ -13,7 +13,7 @@ from benchmarks.runner import totals
 
 
 def heading(report: Mapping[str, Any]) -> str:
-    """Suite, device and the rates that the device reached."""
+    """Return a line with suite, device, commit and the rates that the device reached."""
     limits = report["ceilings"]
     return (
         f"[bold]{report['suite']}[/] on {report['device']}, commit {report['commit']}: "
@@ -23,7 +23,7 @@ def heading(report: Mapping[str, Any]) -> str:
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """Microseconds of all peers in every case, and each peer's time as a multiple of the library's."""
+    """Return a table of microseconds of all peers by case, each peer's time also as a multiple of the library's."""
     results, limits = report["results"], report["ceilings"]
     peers = [name for name in _names(r["seconds"] for r in results) if name != OURS]
     rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -51,7 +51,7 @@ def table(report: Mapping[str, Any]) -> Table:
 
 
 def sums(results: Sequence[Mapping[str, Any]]) -> Table:
-    """Summed times of each peer, and of the library over the peer's cases."""
+    """Return a table of each peer's summed times, and the library's sum over the same cases."""
     rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("sum over", "cases", "ms", f"{OURS} ms", "factor"):
         rows.add_column(column, justify="left" if column == "sum over" else "right")
@@ -64,7 +64,7 @@ def sums(results: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def left_out(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Yield a line for each peer and reason, with the cases that the reason holds for."""
+    """Return a line for each peer and reason, with the cases that the reason holds for."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for result in results:
         for name, reason in result["skipped"].items():
@@ -78,7 +78,7 @@ def left_out(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def cliff_lines(report: Mapping[str, Any], found: Sequence[Cliff], most: int = 12) -> list[str]:
-    """The worst cliffs of a map."""
+    """Return lines: numbers of the map, then its `most` worst cliffs."""
     model, cells = report["model"], len(report["cells"])
     lines = [
         f"{cells} cells, {report.get('left_out', 0)} left out for want of time; "
@@ -88,7 +88,7 @@ def cliff_lines(report: Mapping[str, Any], found: Sequence[Cliff], most: int = 1
 
 
 def _spread(spread: Mapping[str, float]) -> tuple[str, str, str]:
-    """Columns of a case's least time, its quartiles and its ninth decile; two modes are flagged."""
+    """Return the columns of least time, quartiles and ninth decile; two modes are flagged."""
     least, low, high, most = (f"{spread[name] * 1e6:.1f}" for name in ("min", "q1", "q3", "p90"))
     return least, f"{low} {high}", most if spread["modes"] == 1 else f"[red]{most} two modes[/]"
 
@@ -101,5 +101,5 @@ def _beside(seconds: float | None, ours: float) -> str:
 
 
 def _names(groups: Iterable[Iterable[str]]) -> list[str]:
-    """Every name once, in order of appearance."""
+    """Return every name once, in order of appearance."""
     return list(dict.fromkeys(name for group in groups for name in group))

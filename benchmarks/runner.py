@@ -1,4 +1,4 @@
-"""Runs suites: builds a case once, checks every peer against the library on it, times them together, keeps the JSON."""
+"""Run suites: build each case once, check every peer against the library, time all calls together, write JSON."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from tests.support.cases import Case
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "triton", "nvidia-cudnn-frontend", "flashinfer-python", "vllm")
 # Upper bound on |peer - ours| / |ours| in 2-norm.  Both round weights and results to 8 bits, which gives some 3e-3.
-# The bound finds wrong masks and lengths, but not one key more or less among thousands.  Short rows make it coarse.
+# The bound finds wrong masks and lengths, but not one key more or less among thousands.  Rows of few keys differ most.
 AGREE = 2e-2
 
 
 def device() -> str:
-    """Where the benchmark runs."""
+    """Return the device of the benchmark; without a GPU, end the process."""
     if not torch.cuda.is_available():
         raise SystemExit("the benchmark needs a GPU: torch.cuda.is_available() is False")
     return "cuda"
 
 
 def measured(case: Case, peers: Mapping[str, Peer], rounds: int) -> dict[str, Any]:
-    """Time a case: seconds of every peer whose results agree with the library's; of other peers the reason."""
+    """Time a case: return seconds of every peer whose result agrees with the library's, and why others were skipped."""
     inputs = inputs_of(case, device())
     calls, errors, skipped = agreeing(case, peers, inputs)
     graphs = captured(case, calls, skipped)
@@ -57,7 +57,7 @@ def measured(case: Case, peers: Mapping[str, Peer], rounds: int) -> dict[str, An
 def agreeing(
     case: Case, peers: Mapping[str, Peer], inputs: dict[str, Any]
 ) -> tuple[dict[str, Call], dict[str, float], dict[str, str]]:
-    """Return (calls whose results agree with the library's, relative errors, reasons why other peers are left out)."""
+    """Return (calls whose results agree with the library's, relative errors, why other peers are skipped), by peer."""
     calls: dict[str, Call] = {}
     errors: dict[str, float] = {}
     skipped: dict[str, str] = {}
@@ -109,7 +109,7 @@ def run(
     shown: Callable[[str], object] = print,
     **about: Any,
 ) -> dict[str, Any]:
-    """Measure a suite and write its JSON, with the facts `about` it, after every case."""
+    """Measure a suite, and write its JSON with the facts `about` it after every case."""
     report = {"suite": suite, **about, **versions(), "ceilings": measure.ceilings(), "rounds": rounds, "results": []}
     for number, case in enumerate(cases, 1):
         result = measured(case, peers, rounds)
@@ -122,13 +122,13 @@ def run(
 
 
 def summary(result: Mapping[str, Any]) -> str:
-    """One line about a case."""
+    """Return one line about a case."""
     times = [f"{name} {seconds * 1e6:.1f}" for name, seconds in result["seconds"].items()]
     return f"{result['case']}: {', '.join(times) or result['skipped'][OURS]}"
 
 
 def losses(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Cases in which a competitor is faster than the library, by a factor above 1; bounds are not competitors."""
+    """Return cases in which a competitor is faster, with (library's time) / (its time); bounds are not competitors."""
     found = []
     for result in results:
         rivals = {name: s for name, s in result["seconds"].items() if name not in BOUNDS | {OURS}}
@@ -140,9 +140,9 @@ def losses(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def totals(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Sum seconds of every peer over its cases, and of the library over these; also count cases, and give the factor.
+    """Return by peer: its seconds summed over its cases, the library's over the same cases, their number, the ratio.
 
-    `best rival` is the fastest competitor of each case, which no server could choose.
+    `best rival` takes the fastest competitor of each case, a choice that no server could make.
     """
     table: dict[str, dict[str, float]] = {}
     best = [
@@ -163,7 +163,7 @@ def totals(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def versions() -> dict[str, Any]:
-    """Return device, versions and commit, on which the figures depend."""
+    """Return what figures depend on: device, versions of packages, commit."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -180,7 +180,7 @@ def device_name() -> str:
 
 
 def folder(device: str) -> Path:
-    """benchmarks/results/<gpu> of this checkout: NVIDIA H200 -> h200."""
+    """Return benchmarks/results/<gpu> of this checkout; the <gpu> of "NVIDIA H200" is h200."""
     words = re.findall(r"[a-z0-9]+", device.lower())
     return ROOT / "benchmarks" / "results" / "-".join(word for word in words if word != "nvidia")
 
@@ -201,7 +201,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _survived(case: Case, peer: str, error: Exception) -> None:
-    """Stop the run if the error took the device's context with it: every later figure would be a lie."""
+    """Stop the run if the error has broken the CUDA context: every later figure would be wrong."""
     if torch.cuda.is_available():
         try:
             torch.cuda.synchronize()
@@ -210,7 +210,7 @@ def _survived(case: Case, peer: str, error: Exception) -> None:
 
 
 def _commit() -> str:
-    """HEAD, with a + if the tree differs from it."""
+    """Return the commit at HEAD, with a + if the work tree differs from it; "" without git."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(git, capture_output=True, text=True).stdout.strip()

@@ -3,11 +3,11 @@
     python -m benchmarks.stalls "prefill b4 x 4096" [--instructions 40] [--csv FILE]
 
 The command needs `ncu` on the path and permission to read the counters.  Instructions that ran equally often form a
-group: the loop of a warp partition, or the code that runs once an item.  Groups cover all partitions, so a loader that
-waits for a free ring slot is no loss.  The group with most samples is mostly the consumers' loop; a second table has
-its kinds of instructions.
+group: the loop of a warp partition, or the code that runs once an item.  Groups cover all partitions, and a loader's
+samples at a full ring are no loss.  The group with the most samples is usually the consumers' loop; a second table
+has its kinds of instructions.
 
-With --csv, FILE holds the output of `ncu --page source --csv`: it is read if it exists, or else written.
+With --csv, FILE holds the output of `ncu --page source --csv`.  It is read if it exists, else written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Group(NamedTuple):
 
 
 def read(lines: Sequence[str]) -> list[Instruction]:
-    """Return the instructions of the only kernel in ncu's output."""
+    """Return the instructions of the kernel in ncu's output, which must have one kernel."""
     rows = list(csv.reader(lines))
     begin = next((i for i, row in enumerate(rows) if row[:2] == ["Address", "Source"]), None)
     if begin is None:
@@ -78,12 +78,12 @@ def _number(text: str) -> int:
 
 
 def groups(instructions: Sequence[Instruction]) -> list[Group]:
-    """Return the groups, with most samples first."""
+    """Return the groups in falling order of samples."""
     return [group for _, group in _grouped(instructions, lambda one: one.executed)]
 
 
 def kinds(instructions: Sequence[Instruction]) -> list[tuple[str, Group]]:
-    """Return (opcode such as FFMA, its instructions) of the first group, with most samples first."""
+    """Return (opcode such as FFMA, its instructions) of the first group, in falling order of samples."""
     executed = groups(instructions)[0].executed
     return _grouped([one for one in instructions if one.executed == executed], _kind)
 
@@ -114,7 +114,10 @@ def _grouped(instructions: Sequence[Instruction], key: Callable[[Instruction], K
 
 
 def tables(instructions: Sequence[Instruction], many: int) -> Iterator[Table]:
-    """Return tables of the groups and of the `many` instructions with most samples, the latter in program order."""
+    """Yield tables of the groups, of the first group's opcodes, and of the `many` instructions with the most samples.
+
+    The last table is in program order, and is left out if `many` is 0.
+    """
     total = max(1, sum(x.samples for x in instructions))
     rows = _table("times", "from", "KB", "samples", "waiting for")
     for group in groups(instructions)[:GROUPS]:
@@ -154,7 +157,7 @@ def _table(*columns: str) -> Table:
 
 
 def profile(case: str) -> list[str]:
-    """Return ncu's output about the third call of a case."""
+    """Run ncu on the third call of a case and return its output."""
     command = ["ncu", "-k", KERNELS, "-s", "2", "-c", "1", "--section", "SourceCounters"]
     command += ["--warp-sampling-interval", "0", "--page", "source", "--csv"]
     program = [sys.executable, "-m", "benchmarks.stalls", case, "--run"]
@@ -163,7 +166,7 @@ def profile(case: str) -> list[str]:
 
 
 def call_three_times(name: str) -> None:
-    """Make three calls, each after a flush of the L2."""
+    """Call a case three times, each time after a flush of the L2."""
     import torch
 
     from benchmarks.inputs import inputs_of

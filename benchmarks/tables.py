@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 H200, H100 = "h200", "h100-80gb-hbm3"
-# what is shown, by the folder's name and the report's
+# Folder of a card -> reports that are shown, in order.
 REPORTS: Mapping[str, Sequence[str]] = {
     H200: (
         "decode", "flashinfer/decode", "fp8", "ragged", "spec", "single", "mixed", "prefill", "flashinfer/prefill",
@@ -27,7 +27,7 @@ REPORTS: Mapping[str, Sequence[str]] = {
     ),
     H100: ("decode", "fp8", "ragged", "spec", "mixed", "prefill", "features"),
 }  # fmt: skip
-# Runs of figures alone: no bytes, operations and rates of the card.
+# Runs that have times only: no bytes, no operations, no rates of the card.
 PLAIN = {
     PEERS_RUN: "38 cases beside FlashAttention-3 and cuDNN",
     PORTABLE_RUN: "portable kernels beside vLLM's Triton kernel",
@@ -125,7 +125,7 @@ def _run(report: Mapping[str, Any]) -> str:
 
 
 def _plain(report: Mapping[str, Any]) -> list[str]:
-    """Return a table of microseconds: a row a case, a column for each entry of the run."""
+    """Return a table of microseconds, with a row for each case and a column for each entry of the run."""
     names = [*dict.fromkeys(name for result in report["results"] for name in result["seconds"])]
     lines = [f"| case | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
     for result in report["results"]:

@@ -1,8 +1,8 @@
 """The suites `trace-256` and `trace-2048`: real steps, cut from a trace by continuous batching on the host.
 
-Requests have the lengths and the order of the trace.  Arrival times are ignored: all requests wait, so the server is
-saturated, as it is when speed matters.  The scheduler runs STEPS steps for each chunk budget.  SAMPLES of the steps,
-evenly spread, are measured, each as one call of one layer.  The suite's figure is their sum.
+Requests have the lengths and the order of the trace.  Arrival times are ignored: all requests wait from the start, so
+the server is saturated, as it is when speed matters.  For each chunk budget the scheduler runs STEPS steps.  Of these,
+SAMPLES evenly spaced steps are measured, each as one call of one layer.  The suite's figure is their sum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paged_attn.serving.scheduler import Pages, Scheduler
 from paged_attn.serving.trace import Request
 from tests.support.cases import Case
 
-BUDGETS = (256, 2048)  # tokens in a step: decodes first, prompts in chunks behind them
+BUDGETS = (256, 2048)  # upper bounds of the tokens in a step: decodes come first, then chunks of prompts
 MAX_SEQS = 256
 CACHE_TOKENS = 1 << 19  # 2 GiB in a layer; 64 GiB in 32 layers, which an 80 GB card has beside an 8B model
 STEPS, SAMPLES = 2000, 24
@@ -26,7 +26,7 @@ STEPS, SAMPLES = 2000, 24
 
 @dataclass(frozen=True)
 class Cut:
-    """Measured steps of one budget, and the source of the requests."""
+    """Steps of one budget to measure, with the numbers of all steps and of dropped requests."""
 
     budget: int
     cases: tuple[Case, ...]
@@ -49,12 +49,15 @@ def requests(path: Path | None) -> Iterator[Request]:
 
 
 def cuts(path: Path | None, steps: int = STEPS, samples: int = SAMPLES) -> list[Cut]:
-    """Return the measured steps of every budget."""
+    """Return the steps to measure, for every budget."""
     return [cut(requests(path), budget, steps, samples) for budget in BUDGETS]
 
 
 def cut(arriving: Iterable[Request], budget: int, steps: int = STEPS, samples: int = SAMPLES) -> Cut:
-    """Run the scheduler for STEPS steps or to the trace's end; keep the middle step of each of SAMPLES equal parts."""
+    """Run the scheduler for `steps` steps or to the trace's end; keep the middle step of each of `samples` equal parts.
+
+    Requests too long for the whole cache are dropped.
+    """
     page_size = SIZES["page_size"]
     scheduler = Scheduler(Pages(CACHE_TOKENS // page_size), page_size, budget, min(MAX_SEQS, budget))
     waiting, dropped = iter(arriving), 0
@@ -75,10 +78,10 @@ def cut(arriving: Iterable[Request], budget: int, steps: int = STEPS, samples: i
 
 
 def _case(step: int, lengths: list[tuple[int, int]]) -> Case:
-    """One step as a call, its sequences in the scheduler's order."""
+    """Return one step as a case, its sequences in the scheduler's order."""
     query_lens, seq_lens = (tuple(column) for column in zip(*lengths, strict=True))
     decodes = sum(n == 1 for n in query_lens)
     chunks = f" + {len(query_lens) - decodes} chunks of {sum(query_lens) - decodes}" if decodes < len(lengths) else ""
     name = f"step {step}: {decodes} decodes{chunks}, {sum(seq_lens)} keys"
-    # A step comes as a ragged call even if all of it is decodes: a server has one path.
+    # A step is a ragged call even if all sequences decode, because a server has one path.
     return Case(name, query_lens, seq_lens, **SIZES)

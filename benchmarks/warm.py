@@ -1,4 +1,4 @@
-"""First calls in parallel processes, which compile kernels; the process that times afterwards finds them on disk.
+"""First calls in parallel processes, which compile kernels; the process that times calls then finds them on disk.
 
 `python -m benchmarks.warm PART PARTS SUITE...` is one of these processes.
 """
@@ -20,12 +20,12 @@ from benchmarks.work import traffic
 from tests.support.cases import Case
 
 ROOM = 8e9  # bytes of GPU memory for each process: its context and inputs
-LARGEST = 2.5e9  # bytes of the largest case that is called; larger cases mostly share its kernels
+LARGEST = 2.5e9  # cases of more bytes of traffic are not called: most share kernels with smaller cases
 CEILINGS = {"bytes_per_second": 4.4e12, "operations_per_second": 800e12}  # approximate, to choose cells of the map
 
 
 def processes() -> int:
-    """Return the number of processes: one a core, as far as GPU memory reaches."""
+    """Return the number of processes: one for each core, if GPU memory has room for all; 1 without a GPU."""
     if not torch.cuda.is_available():
         return 1
     return min(os.cpu_count() or 1, int(torch.cuda.mem_get_info()[0] // ROOM))
@@ -44,7 +44,7 @@ def warm(suites: Sequence[str], number: int) -> None:
 
 
 def work(suites: Sequence[str], part: int, parts: int) -> tuple[list[Case], list[cliffs.Cell]]:
-    """Return (cases, cells of the map) of process `part`: every `parts`-th one, without repeated cases."""
+    """Return (cases, cells of the cliff map) of process `part`: every `parts`-th, without repeated cases."""
     cases = {case.name: case for suite in suites for case in SUITES.get(suite, ()) if traffic(case) < LARGEST}
     cells = cliffs.grid(cliffs.AXES, CEILINGS) if "cliffs" in suites else []
     return list(cases.values())[part::parts], cells[part::parts]
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     for case in cases:
         try:
             paged_attn.paged_attention(**inputs_of(case, "cuda"))
-        except Exception as error:  # of any kind: the case fails again when it is timed
+        except Exception as error:  # reported later: the case fails again when it is timed
             print(f"{case.name}: {error!r}", file=sys.stderr)
         torch.cuda.empty_cache()
     if cells:

@@ -1,4 +1,4 @@
-"""Least work of a case: bytes that must move, operations of both products.  Everything else is overhead."""
+"""Least work of a case: bytes that must move, and operations of both products.  Everything else is overhead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.cases import INT4, Case
 
 
 def traffic(case: Case) -> int:
-    """Bytes that must move: every visible key and value once, queries in, results out."""
+    """Return the bytes that must move: each visible key and value once, queries, gates and results; no scales."""
     if is_masked(case):
         keys, _ = keys_and_pairs(case)
     else:
@@ -22,9 +22,9 @@ def traffic(case: Case) -> int:
 
 
 def operations(case: Case) -> int:
-    """Multiplications and additions of both products over the visible (query, key) pairs.
+    """Return the multiplications and additions of both products over the visible (query, key) pairs.
 
-    A tree of drafts counts as causal, because pairs that its bias hides are multiplied all the same.
+    A tree of drafts counts as causal, because kernels multiply the pairs that its bias hides, too.
     """
     if is_masked(case):
         _, pairs = keys_and_pairs(case)

@@ -1,6 +1,7 @@
-"""The suite `writes`: norms of queries and keys, rotary embedding and the write, in one launch or in many.
+"""The suite `writes`: norms of queries and keys, rotary embedding, and the write into the cache.
 
-A peer takes a Write and its tensors and returns a call; tensors that the call writes are its own.
+The library needs one launch, peers several.  A peer takes a Write, its inputs and caches, and returns a call.  Each
+peer gets caches of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HEADS, KV_HEADS, HEAD_DIM, PAGE, EPS = 32, 8, 128, 16, 1e-6
 TOKENS = (1, 64, 4096, 16384)
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 LONGEST = 32768  # rows of the table of angles
-AGREE = 4e-2  # relative error in 2-norm: e4m3 has 4 bits, which differ where peers round the norm's result first
+AGREE = 4e-2  # bound of the relative error in 2-norm: e4m3 has 4 bits, and some peers round norms to 16 bits first
 SCALE, SCALES = 1 / 16, ("k_scale", "v_scale")
 
 
@@ -40,14 +41,14 @@ class Write(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes that have to move: projections in, queries and slots out, a row of angles and two ids a token."""
+        """Bytes that must move: projections, angles, position and slot number of each token; queries, keys, values."""
         read = (HEADS + 2 * KV_HEADS) * HEAD_DIM * 2 + HEAD_DIM * 4 + 16
         written = 2 * KV_HEADS * (HEAD_DIM * self.cache.itemsize + 4 * self.by_token)
         return self.tokens * (read + HEADS * HEAD_DIM * 2 + written)
 
     @property
     def operations(self) -> int:
-        """Operations of norm and rotation: a square, a sum, two products and three operations of a pair an element."""
+        """Operations of norm and rotation, 7 for each element: a square, a sum, two products, and 3 of the rotation."""
         return self.tokens * (HEADS + KV_HEADS) * HEAD_DIM * 7
 
 
@@ -56,7 +57,7 @@ CASES = tuple([Write(tokens, *cache) for cache in CACHES for tokens in TOKENS])
 
 
 class Inputs(NamedTuple):
-    """What all peers of a case get."""
+    """Tensors that all peers of a case read."""
 
     qkv: Tensor
     q_norm: Tensor
@@ -68,7 +69,7 @@ class Inputs(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a call leaves."""
+    """Tensors that a call returns (queries) and writes (caches)."""
 
     q: Tensor
     k_cache: Tensor
@@ -80,7 +81,7 @@ Peer = Callable[[Write, Inputs, tuple[Tensor, Tensor]], Call]
 
 
 def inputs_of(case: Write, device: str) -> Inputs:
-    """Random projections; positions of sequences of up to 4096 tokens; slots in random pages."""
+    """Return random projections, positions of sequences of up to 4096 tokens, and slots in pages in random order."""
     pages = -(-case.tokens // PAGE)
     angles = torch.arange(LONGEST)[:, None] * 10000.0 ** -(torch.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))
     order = torch.randperm(pages)[:, None] * PAGE + torch.arange(PAGE)
@@ -97,7 +98,7 @@ def inputs_of(case: Write, device: str) -> Inputs:
 
 
 def caches_of(case: Write, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """An empty K and V cache, NHD."""
+    """Return a zeroed K and V cache, NHD."""
     shape = (2, inputs.pages, PAGE, KV_HEADS, HEAD_DIM)
     k_cache, v_cache = torch.zeros(shape, device=inputs.qkv.device).to(case.cache)
     return k_cache, v_cache
@@ -117,12 +118,12 @@ def ours(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
 
 
 def split(qkv: Tensor) -> tuple[Tensor, ...]:
-    """Views of queries, keys and values, [tokens, heads or kv_heads, head_dim]."""
+    """Return views of queries, keys and values, [tokens, heads or kv_heads, head_dim]."""
     return qkv.unflatten(1, (-1, HEAD_DIM)).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
 
 
 def norm_and_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RMS norm, rounded to 16 bits as separate operators of models do, then the rotation of halves."""
+    """Return the RMS norm, rounded to 16 bits as models with separate operators do, rotated in halves."""
     wide = x.float()
     wide = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
     a, b = wide.float().chunk(2, dim=-1)
@@ -130,7 +131,7 @@ def norm_and_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tens
 
 
 def compiled(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
-    """torch.compile's norm and rotary embedding, and write_kv behind them."""
+    """Return a call of norm and rotary embedding by torch.compile, followed by `write_kv`."""
 
     def before(x: Inputs) -> tuple[Tensor, Tensor]:
         q, k, _ = split(x.qkv)
@@ -148,9 +149,9 @@ def compiled(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
 
 
 def flashinfer(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
-    """FlashInfer's norm of queries and of keys; over e4m3 its fused rotary embedding, quantisation and append.
+    """Return FlashInfer's call: norms, then rotary embedding and append; over e4m3 the kernel that fuses these two.
 
-    The fused kernel also quantises queries, which moves half of their bytes.
+    The fused kernel also quantises queries, which halves the bytes that it writes for them.
     """
     import flashinfer
 
@@ -187,7 +188,7 @@ def flashinfer(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
 
 
 def sglang(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
-    """SGLang's rotary embedding that writes the cache, behind its norm; of 16 bits only."""
+    """Return SGLang's call: norms, then the rotary embedding that writes the cache, for caches of 16 bits only."""
     if case.cache != BF16:
         raise Cannot("writes a cache of 16 bits only")
     from sgl_kernel import FusedSetKVBufferArg, apply_rope_with_cos_sin_cache_inplace, rmsnorm
@@ -214,13 +215,13 @@ PEERS: dict[str, Peer] = {OURS: ours, "torch.compile": compiled, "flashinfer": f
 
 
 def error_of(got: Written, want: Written) -> float:
-    """The largest relative error of queries, keys and values, in 2-norm."""
+    """Return the largest relative error, in 2-norm, of queries and both caches."""
     pairs = [(x.double(), y.double()) for x, y in zip(got, want)]
     return max(float((x - y).norm() / y.norm()) for x, y in pairs)
 
 
 def agreeing(case: Write, x: Inputs, peers: Mapping[str, Peer]) -> Iterator[tuple[str, Call | str, float]]:
-    """(peer, its call or why it has none, its error against the library) of each peer."""
+    """Yield (peer, its call or why it is left out, its relative error against the library)."""
     want: Written | None = None
     for name, peer in peers.items():
         caches = caches_of(case, x)
@@ -243,7 +244,7 @@ def agreeing(case: Write, x: Inputs, peers: Mapping[str, Peer]) -> Iterator[tupl
 
 
 def measured(case: Write, rounds: int, device: str, peers: Mapping[str, Peer] = PEERS) -> dict[str, Any]:
-    """Seconds of every peer that does the case as the library does it; the others with the reason why not."""
+    """Time a case: return seconds of every peer whose results agree with the library's, and why others were skipped."""
     calls: dict[str, Call] = {}
     errors, skipped = {}, {}
     for name, call, error in agreeing(case, inputs_of(case, device), peers):
@@ -263,7 +264,7 @@ def measured(case: Write, rounds: int, device: str, peers: Mapping[str, Peer] = 
 
 
 def run(rounds: int, output: Path, quick: bool, shown: Callable[[str], object]) -> dict[str, Any]:
-    """Measure the suite; the JSON is whole after every case."""
+    """Measure the suite; write its JSON after every case."""
     about: dict[str, Any] = {"suite": "writes", **runner.versions(), "ceilings": measure.ceilings(), "rounds": rounds}
     about["results"] = []
     cases = CASES[1::4] if quick else CASES

@@ -1,4 +1,4 @@
-"""A cache of e4m3 numbers: half the memory of bfloat16, with a scale for each KV head from its keys and values.
+"""A cache in e4m3: half the memory of bfloat16.  Each KV head has scales, computed from its keys and its values.
 
 python examples/fp8_cache.py
 """
@@ -14,7 +14,10 @@ FP8 = torch.float8_e4m3fn
 
 
 def scales_of(x: Tensor) -> Tensor:
-    """[kv_heads] float32: real value = stored value * scale, so that the largest value is the largest of the type."""
+    """Return scales [kv_heads] float32 for x [tokens, kv_heads, dims]: value = stored number * scale.
+
+    The largest value of a head is stored as the largest fp8 number.
+    """
     return x.abs().amax(dim=(0, 2)).float() / torch.finfo(FP8).max
 
 
@@ -39,8 +42,8 @@ def main() -> None:
     outs, sizes = [], []
     for dtype, scales in (
         (torch.bfloat16, {}),
-        (FP8, dict(k_scale=scales_of(k), v_scale=scales_of(v))),  # one a KV head
-        (FP8, dict(k_scale=1.0, v_scale=1.0)),  # a number for all heads; values beyond 448 are clamped
+        (FP8, dict(k_scale=scales_of(k), v_scale=scales_of(v))),  # a scale for each KV head
+        (FP8, dict(k_scale=1.0, v_scale=1.0)),  # one number for all heads; values beyond 448 are clamped
     ):
         shape = (PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM)
         k_cache, v_cache = (torch.zeros(shape, device=DEVICE).to(dtype) for _ in "kv")
@@ -50,7 +53,7 @@ def main() -> None:
 
     calibrated, plain = (relative_error(out, outs[0]) for out in outs[1:])
     assert 2 * sizes[1] == sizes[0]
-    # A number of e4m3 is off by up to 2^-4 of itself, and weights average that out.
+    # Rounding to e4m3 changes a number by up to 2^-4 of itself; the weighted sum averages these errors out.
     assert calibrated < 0.05
     assert plain > 0.2
     print(
@@ -58,7 +61,7 @@ def main() -> None:
         f"with scales of 1 by {plain:.1%}"
     )
 
-    # Queries may be fp8 as well, which on Hopper multiplies twice as fast in prefill; the output keeps its 16 bits.
+    # Queries may be fp8, too.  Prefills on Hopper then multiply twice as fast.  The output keeps its 16 bits.
     q_scale = scales_of(q.view(61, KV_HEADS, -1, HEAD_DIM).flatten(2))
     stored = (q.view(61, KV_HEADS, -1) / q_scale[:, None]).view(q.shape).to(FP8)
     scales = dict(k_scale=scales_of(k), v_scale=scales_of(v))

@@ -1,11 +1,11 @@
-"""Keys over GPUs: each rank keeps some keys of every sequence, and a step gives the results of one GPU.
+"""Keys over GPUs: each rank keeps some keys of every sequence, and results are those of one GPU with all keys.
 
     torchrun --nproc-per-node 2 examples/keys_over_gpus.py
     python examples/keys_over_gpus.py  # starts two processes
 
-Every rank has the queries, keys and values of all of a step's tokens, as where their projections are replicated.  It
-writes the keys at its own positions, attends to its own keys, and gets the finished results of its own heads.  Then a
-prompt is computed over the ranks: each takes two chunks of its queries, over keys that all ranks have gathered.
+Every rank has the queries, keys and values of all tokens of a step, as if each rank computed all projections.  A rank
+writes the keys and values at its own positions, attends to them, and gets the merged results of its own heads.  Then
+the ranks compute a prompt: each rank takes two chunks of its queries, over keys that were gathered from all ranks.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ def device_of(rank: int) -> torch.device:
 
 
 def projected(tokens: int, seed: int, device: torch.device) -> list[Tensor]:
-    """Queries, keys and values of a layer, the same on all ranks."""
+    """Return queries, keys and values of a layer, the same on all ranks."""
     rng = torch.Generator().manual_seed(seed)
     return [torch.randn(tokens, n, HEAD_DIM, generator=rng).to(device) for n in (HEADS, KV_HEADS, KV_HEADS)]
 
 
 def caches(pages: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values, and a page table for two sequences of so many pages each."""
+    """Return K cache, V cache, and the page table of two sequences of `pages` pages each."""
     k_cache, v_cache = torch.zeros(2, 2 * pages, PAGE_SIZE, KV_HEADS, HEAD_DIM, device=device)
     return k_cache, v_cache, torch.arange(2 * pages, dtype=torch.int32, device=device).view(2, pages)
 
 
 def decode(rank: int, world: int) -> float:
-    """The largest error of all steps, beside one rank that has all keys."""
+    """Run all steps; return the largest difference from the results of one rank that has all keys."""
     device, shard = device_of(rank), (rank, world, STRIPE)
     longest = max(map(sum, zip(*STEPS)))
     own = caches(paged_attn.pages_needed(distributed.own_lens(longest, shard), PAGE_SIZE), device)
     whole = caches(paged_attn.pages_needed(longest, PAGE_SIZE), device)
-    # made once, for all layers: where ranks reach each other's memory a merge is one launch, else a collective
+    # Made once, for all layers.  If ranks can reach each other's memory, a merge is one launch, else a collective.
     peers = distributed.Peers(max_tokens=max(map(sum, STEPS)), heads=HEADS, head_dim=HEAD_DIM, device=device)
     seq_lens, errors = torch.zeros(2, dtype=torch.int32, device=device), []
     for seed, new in enumerate(STEPS):
-        # once a step: lengths and positions of whole sequences, and slots of this rank's own keys
+        # Once a step: lengths and positions of whole sequences, and slots of this rank's own keys.
         seq_lens += torch.tensor(new, dtype=torch.int32, device=device)
         starts = torch.tensor([0, new[0], sum(new)], dtype=torch.int32, device=device)
         positions = paged_attn.positions(seq_lens, starts, tokens=sum(new))
         slots = distributed.slots(own[2], positions, PAGE_SIZE, shard, starts)
-        # in each layer
+        # In each layer:
         q, k, v = projected(sum(new), seed, device)
         paged_attn.write_kv(k, v, *own[:2], slots)
         out = distributed.paged_attention(q, *own, seq_lens, starts, group=peers, stripe=STRIPE)
-        # what one rank says
+        # The same step on one rank with all keys.
         paged_attn.write_kv(k, v, *whole[:2], paged_attn.slots(whole[2], positions, PAGE_SIZE, starts))
         wanted = paged_attn.paged_attention(q, *whole, seq_lens, starts)
         errors.append(float((out - wanted.chunk(world, dim=1)[rank]).abs().max()))
@@ -70,14 +70,17 @@ def decode(rank: int, world: int) -> float:
 
 
 def prefill(rank: int, world: int) -> float:
-    """The largest error of a prompt whose queries lie over ranks; tokens are a multiple of 2 * world * PAGE_SIZE."""
+    """Compute a prompt whose queries are divided among the ranks; return the largest difference from one rank's result.
+
+    Its number of tokens is a multiple of 2 * world * PAGE_SIZE.
+    """
     device, tokens = device_of(rank), 4 * world * PAGE_SIZE
     q, k, v = projected(tokens, len(STEPS), device)
     chunks = distributed.zigzag(tokens, rank, world, device)
     gathered = [torch.empty_like(x) for x in (k, v)]
     for found, x in zip(gathered, (k, v)):
         dist.all_gather([*found.chunk(world)], x[chunks.tokens])
-    pages = [x.view(-1, PAGE_SIZE, KV_HEADS, HEAD_DIM) for x in gathered]  # a cache as it lies
+    pages = [x.view(-1, PAGE_SIZE, KV_HEADS, HEAD_DIM) for x in gathered]  # already a paged cache
     table = distributed.gathered_table(tokens, PAGE_SIZE, world, device)
     out = paged_attn.paged_attention(q[chunks.tokens], *pages, table, chunks.seq_lens, chunks.cu_seqlens_q)
     pages = [x.view(-1, PAGE_SIZE, KV_HEADS, HEAD_DIM) for x in (k, v)]
@@ -88,7 +91,10 @@ def prefill(rank: int, world: int) -> float:
 
 
 def run(rank: int, meeting: str | None = None, world: int = WORLD) -> None:
-    """One process of the group; torchrun tells it of the others by its environment."""
+    """Run one process of the group.
+
+    meeting: the file by which the processes find each other; None: torchrun's environment tells them.
+    """
     if meeting is None:
         world = int(os.environ["WORLD_SIZE"])
     backend = "nccl" if world <= GPUS else "gloo"

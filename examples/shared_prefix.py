@@ -2,7 +2,8 @@
 
     python examples/shared_prefix.py
 
-Full pages of the prefix are computed and stored once.  Its last page, filled in part, is copied for whoever writes on.
+Full pages of the prefix are computed and stored once.  Its last page, which is partly filled, is copied for each
+sequence, because each writes its own tokens behind the prefix.
 """
 
 import torch
@@ -12,7 +13,7 @@ import paged_attn
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES = 8, 2, 64, 16, 64
-PREFIX, OWN = 40, [5, 1, 12, 30]  # tokens that all share, and those of each sequence behind them
+PREFIX, OWN = 40, [5, 1, 12, 30]  # number of shared tokens, and of each sequence's own tokens behind them
 
 
 def write(k: Tensor, v: Tensor, cache: Tensor, page_table: Tensor, seq_lens: Tensor, starts: Tensor) -> None:
@@ -33,7 +34,7 @@ def main() -> None:
     lens = torch.tensor([PREFIX], dtype=torch.int32, device=DEVICE)
     write(k[:PREFIX], v[:PREFIX], cache, table, lens, torch.tensor([0, PREFIX], dtype=torch.int32, device=DEVICE))
 
-    # Every sequence: the full pages as they are, a copy of the last one, and pages of its own.
+    # Every sequence's row: the prefix's full pages, a copy of its last page, and pages of the sequence's own.
     full = PREFIX // PAGE_SIZE
     rows = []
     for own in OWN:
@@ -47,11 +48,11 @@ def main() -> None:
     seq_lens = torch.tensor([PREFIX + own for own in OWN], dtype=torch.int32, device=DEVICE)
     starts = torch.tensor([0, *OWN], device=DEVICE).cumsum(0).int()
 
-    # From here on nobody knows of the sharing: positions, slots and attention are those of any batch.
+    # From here on sharing makes no difference: positions, slots and attention are as in any batch.
     write(k[PREFIX:], v[PREFIX:], cache, page_table, seq_lens, starts)
     out = paged_attn.paged_attention(q, *cache, page_table, seq_lens, starts)
 
-    # The same sequences with a prefix each.
+    # The same sequences, each with its own copy of the whole prefix.
     alone = torch.zeros_like(cache)
     pages = iter(torch.randperm(PAGES).tolist())
     rows = [[next(pages) for _ in row] + [-1] * (width - len(row)) for row in rows]

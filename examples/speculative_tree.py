@@ -1,8 +1,8 @@
-"""Speculative decoding with a tree of drafts: one call verifies all its nodes, the longest right path is kept.
+"""Speculative decoding with a tree of drafts: one forward pass verifies all nodes, and the longest right path is kept.
 
     python examples/speculative_tree.py
 
-The tokens are those of plain greedy decoding, in fewer steps.  Drafts come from the first layer of the same model.
+The tokens are those of plain greedy decoding, in fewer steps.  Drafts come from the same model cut to its first layer.
 """
 
 import torch
@@ -12,13 +12,14 @@ import paged_attn
 from tiny_model import DEVICE, Transformer, dense, dense_logits
 
 PAGE_SIZE, PAGES = 8, 16
-# Node 0 is the last certain token, whose key is not in the cache yet; 1 and 2 are guesses at what follows it.
+# Node 0 is the last certain token, whose key is not in the cache yet.  Nodes 1 and 2 are guesses at the token after it,
+# nodes 3 to 6 at the token after those.
 PARENTS = [-1, 0, 0, 1, 1, 2, 2]
 DEPTHS = [0, 1, 1, 2, 2, 2, 2]
 
 
 def ancestors_only(parents: list[int]) -> Tensor:
-    """[n, n] qq_bias: a node sees itself and its ancestors, nothing of other branches."""
+    """Return a `qq_bias` [n, n] with which a node sees itself and its ancestors, but no other node."""
     bias = torch.full((len(parents), len(parents)), -torch.inf)
     for node in range(len(parents)):
         seen = node
@@ -29,7 +30,7 @@ def ancestors_only(parents: list[int]) -> Tensor:
 
 
 class Decoder:
-    """One sequence and its cache; `tokens[:cached]` have their keys and values in it."""
+    """One sequence and its cache, which holds the keys and values of `tokens[:cached]`."""
 
     def __init__(self, model: Transformer, prompt: list[int]) -> None:
         self.model, self.tokens, self.cached = model, list(prompt), 0
@@ -37,12 +38,15 @@ class Decoder:
         self.page_table = torch.randperm(PAGES, dtype=torch.int32)[None].to(DEVICE)
 
     def forward(self, tokens: list[int], depths: list[int] | None = None, bias: Tensor | None = None) -> list[int]:
-        """The greedy token behind each of the given ones, which are put behind the cached tokens."""
+        """Append tokens to the cache behind the cached ones; return the greedy next token of each.
+
+        depths: each node's depth in the tree; None: tokens follow one another.
+        """
         seq_lens = torch.tensor([self.cached + len(tokens)], dtype=torch.int32, device=DEVICE)
         starts = torch.tensor([0, len(tokens)], dtype=torch.int32, device=DEVICE)
         places = paged_attn.positions(seq_lens, starts, tokens=len(tokens))
         slot_mapping = paged_attn.slots(self.page_table, places, PAGE_SIZE, starts)
-        # Nodes at one depth stand at one position, each in a place of its own.
+        # Nodes of the same depth share a position, but each has its own place in the cache.
         positions = places if depths is None else self.cached + torch.tensor(depths, device=DEVICE)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -55,7 +59,7 @@ class Decoder:
         return self.model.logits(x).argmax(-1).tolist()
 
     def keep(self, nodes: list[int]) -> None:
-        """Move keys and values of a path of nodes to where their positions belong; other nodes will be overwritten."""
+        """Move the keys and values of a path to the places of its positions; later tokens overwrite the other nodes."""
         source, target = (
             paged_attn.slots(
                 self.page_table, self.cached + torch.tensor(places, device=DEVICE), PAGE_SIZE,
@@ -69,7 +73,7 @@ class Decoder:
 
 
 def draft(model: Transformer, tokens: list[int]) -> list[int]:
-    """Tokens of the tree's nodes: of each inner node the two likeliest by the drafting model."""
+    """Return the tokens of the nodes: the children of an inner node are the draft model's two likeliest next tokens."""
 
     def two(path: list[int]) -> list[int]:
         return dense_logits(model, path).topk(2).indices.tolist()
@@ -93,7 +97,7 @@ def main() -> None:
         nodes = draft(drafter, decoder.tokens)
         greedy = decoder.forward(nodes, DEPTHS, bias)
         path = [0]
-        while True:  # down to the last node that the model itself would have chosen
+        while True:  # follow the nodes that the model itself would have chosen
             right = [n for n, parent in enumerate(PARENTS) if parent == path[-1] and nodes[n] == greedy[path[-1]]]
             if not right:
                 break

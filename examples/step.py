@@ -1,8 +1,9 @@
-"""One engine step around paged attention: page tables and slots from lengths, and padding to the size of a CUDA graph.
+"""Engine steps around paged attention: page tables and slots from lengths, and padding to the size of a CUDA graph.
 
     python examples/step.py
 
-Three sequences share a cache: one prefills 20 tokens, one goes on with a chunk of 5, one decodes its 34th token.
+Three sequences share a cache: one prefills 20 tokens, one continues its prefill with a chunk of 5, one decodes its
+34th token.  In the next step all three decode.
 """
 
 from itertools import accumulate
@@ -24,16 +25,16 @@ def main() -> None:
     query_lens, seq_lens = [20, 5, 1], [20, 12, 34]
     pages = [[free.pop() for _ in range(paged_attn.pages_needed(n, PAGE_SIZE))] for n in seq_lens]
 
-    # A graph has one size: room for 4 sequences, 8 pages each, and 32 tokens.  Padding is an empty sequence.
+    # A graph has one size: 4 sequences, 8 pages each, and 32 tokens.  Sequences that pad the batch are empty.
     starts = [0, *accumulate(query_lens)]
     graph_inputs = paged_attn.pad_batch(pages, seq_lens, starts, seqs=4, max_pages=8, device=DEVICE)
     q = torch.randn(32, HEADS, HEAD_DIM, device=DEVICE)
     k, v = torch.randn(2, 32, KV_HEADS, HEAD_DIM, device=DEVICE)
 
     def step() -> tuple[torch.Tensor, torch.Tensor]:
-        """What a graph captures: the step's integers are computed on the device, from the lengths."""
+        """Run what a graph captures: positions and slots are computed from the lengths, on the device."""
         table, lens, starts = graph_inputs
-        positions = paged_attn.positions(lens, starts, tokens=32)  # rotary embeddings want these, too
+        positions = paged_attn.positions(lens, starts, tokens=32)  # rotary embeddings need them, too
         slot_mapping = paged_attn.slots(table, positions, PAGE_SIZE, starts)
         paged_attn.write_kv(k, v, k_cache, v_cache, slot_mapping)
         return paged_attn.paged_attention(q, k_cache, v_cache, table, lens, starts), positions
@@ -49,12 +50,12 @@ def main() -> None:
     assert positions.tolist() == [*range(20), *range(7, 12), 33] + [-1] * (32 - tokens)
     wanted = paged_attn.reference.paged_attention(q[:tokens], k_cache, v_cache, *graph_inputs)
     torch.testing.assert_close(out[:tokens], wanted.to(out.dtype), atol=1e-5, rtol=1e-5)
-    assert not out[tokens:].any()  # padding gives zeros
+    assert not out[tokens:].any()  # results of padding are zeros
     print(f"{tokens} tokens of {len(seq_lens)} sequences in a step of 32: as the reference")
 
     # The next step: every sequence decodes one token.  The smaller batch goes into the same tensors.
     for row, length in zip(pages, seq_lens):
-        if length % PAGE_SIZE == 0:  # its last page is full
+        if length % PAGE_SIZE == 0:  # the sequence's last page is full
             row.append(free.pop())
     seq_lens = [n + 1 for n in seq_lens]
     paged_attn.pad_batch(pages, seq_lens, range(4), out=graph_inputs)

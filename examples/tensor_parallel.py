@@ -1,9 +1,9 @@
-"""Tensor parallelism: each process has some of the heads, and a cache for these alone; attention itself needs nothing.
+"""Tensor parallelism: each process has some heads and a cache for them; attention needs no communication.
 
     python examples/tensor_parallel.py
 
-Two processes run the engine of tiny_engine.py side by side.  What they exchange are the sums behind two products of
-each layer, as in any model of tensor parallelism (Shoeybi et al. 2019).  Tokens are those of one process.
+Two processes run the engine of tiny_engine.py side by side.  In each layer they sum the results of two products by an
+all-reduce, as in Megatron-LM (Shoeybi et al. 2019).  Their tokens are those of one process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROMPTS, NEW_TOKENS = (13, 3, 9), 4
 
 
 def shard(model: Transformer, rank: int, world: int) -> Transformer:
-    """The model with this rank's heads and its part of every gated layer."""
+    """Cut the model to this rank's heads and to its part of every gated layer."""
 
     def part(weight: Tensor, dim: int) -> Tensor:
         return weight.chunk(world, dim)[rank].contiguous()
@@ -44,7 +44,7 @@ def all_reduce(x: Tensor) -> Tensor:
 
 
 def serve(model: Transformer) -> list[list[int]]:
-    """The tokens of each request; every rank schedules alike, from the same tokens."""
+    """Return the tokens of each request.  Every rank sees the same tokens, so all schedules are equal."""
     rng = torch.Generator().manual_seed(0)
     engine = Engine(model, pages=8, page_size=8, budget=16)
     sequences = [engine.add(torch.randint(211, (n,), generator=rng).tolist(), NEW_TOKENS) for n in PROMPTS]
@@ -54,7 +54,7 @@ def serve(model: Transformer) -> list[list[int]]:
 
 
 def run(rank: int, meeting: str, results: str) -> None:
-    """One process of the group."""
+    """Run one process of the group."""
     gpus = torch.cuda.device_count()
     if gpus >= WORLD:
         torch.cuda.set_device(rank)

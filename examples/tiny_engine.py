@@ -19,14 +19,14 @@ from tiny_model import DEVICE, Transformer, dense
 
 @dataclass(eq=False)
 class Sequence:
-    tokens: list[int]  # the prompt, and what has been generated
-    wanted: int  # tokens in the end
-    cached: int = 0  # tokens whose keys and values lie in the cache
+    tokens: list[int]  # the prompt and the tokens generated so far
+    wanted: int  # number of tokens at the end, those of the prompt included
+    cached: int = 0  # number of tokens whose keys and values are in the cache
     pages: list[int] = field(default_factory=list)
 
 
 class Engine:
-    """`add` requests, then `step` until it is False.  A step is one batch of decodes and chunks of prompts."""
+    """`add` requests, then call `step` until it returns False.  A step is a batch of decodes and chunks of prompts."""
 
     def __init__(self, model: Transformer, pages: int, page_size: int, budget: int) -> None:
         self.model, self.page_size, self.budget = model, page_size, budget
@@ -41,12 +41,12 @@ class Engine:
         return self.waiting[-1]
 
     def step(self) -> bool:
-        """Run one step; False if there was nothing to do."""
+        """Run one step; return False if there was nothing to do."""
         batch = self.schedule()
         if not batch:
             return False
         for (sequence, _), token in zip(batch, self.forward(batch).tolist()):
-            if sequence.cached == len(sequence.tokens):  # not in the midst of a prompt
+            if sequence.cached == len(sequence.tokens):  # not inside a prompt
                 sequence.tokens.append(token)
             if len(sequence.tokens) == sequence.wanted:
                 self.running.remove(sequence)
@@ -54,7 +54,7 @@ class Engine:
         return True
 
     def schedule(self) -> list[tuple[Sequence, int]]:
-        """Sequences of the next step and how many tokens of each: running ones, oldest first, then waiting ones."""
+        """Return (sequence, number of its tokens) for the next step: running sequences, oldest first, then new ones."""
         batch, left = [], self.budget
         while self.waiting and sum(len(s.tokens) - s.cached for s in self.running) < left:
             needed = paged_attn.pages_needed(len(self.waiting[0].tokens), self.page_size)
@@ -71,12 +71,15 @@ class Engine:
         return batch
 
     def make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Pages for so many tokens, taken from the youngest sequence if none is free; False if that is this one."""
+        """Give a sequence pages for `tokens` tokens; if none is free, preempt the youngest running sequence.
+
+        Return False if the sequence itself was preempted.
+        """
         while len(sequence.pages) < paged_attn.pages_needed(tokens, self.page_size):
             if not self.free:
                 youngest = self.running.pop()
                 self.release(youngest)
-                self.waiting.appendleft(youngest)  # it prefills its tokens anew
+                self.waiting.appendleft(youngest)  # it will prefill all its tokens again
                 self.preemptions += 1
                 if youngest is sequence:
                     return False
@@ -89,7 +92,7 @@ class Engine:
         sequence.pages, sequence.cached = [], 0
 
     def forward(self, batch: list[tuple[Sequence, int]]) -> Tensor:
-        """The greedy token behind each sequence, whose next tokens are put in the cache."""
+        """Run `count` more tokens of each sequence through the model; return the greedy token after each sequence."""
         width = max(len(s.pages) for s, _ in batch)
         page_table = torch.tensor([s.pages + [-1] * (width - len(s.pages)) for s, _ in batch], dtype=torch.int32)
         seq_lens = torch.tensor([s.cached + count for s, count in batch], dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""A decoder with random weights, small enough for a CPU: what the other examples attend for."""
+"""A decoder with random weights, small enough for a CPU, which the other examples run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, q, k, v) -> 
 
 
 class Transformer:
-    """Random weights of a decoder with grouped heads, rotary positions and gated layers; attention comes from outside.
+    """A decoder with random weights: grouped-query heads, rotary positions, gated layers.  The caller passes attention.
 
-    `reduce` is what happens to products of which this process may have a part of the sum only."""
+    `reduce` is applied to products of which a process may have only a partial sum: tensor parallelism's all-reduce."""
 
     def __init__(
         self, layers: int = 2, heads: int = 4, kv_heads: int = 2, head_dim: int = 32, vocab: int = 211
@@ -33,7 +33,7 @@ class Transformer:
         self.gate_up, self.down = random(layers, width, 4 * width), random(layers, 2 * width, width)
 
     def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The last layer's output [tokens, width], of which `logits` are taken where they are wanted."""
+        """Return the last layer's output [tokens, width]; pass the rows that need logits to `logits`."""
         x = self.embedding[tokens]
         for i in range(self.layers):
             qkv = (F.rms_norm(x, x.shape[-1:]) @ self.qkv[i]).unflatten(-1, (-1, self.head_dim))
@@ -49,7 +49,7 @@ class Transformer:
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary positions on x [tokens, heads, head_dim]."""
+    """Apply rotary positions to x [tokens, heads, head_dim]."""
     half = x.shape[-1] // 2
     angles = positions[:, None, None] / 10000 ** (torch.arange(half, device=x.device) / half)
     a, b = x.chunk(2, dim=-1)
@@ -57,7 +57,7 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def dense(model: Transformer, prompt: list[int], new_tokens: int) -> list[int]:
-    """The prompt and its greedy tokens, without a cache: the whole sequence anew for each of them."""
+    """Return the prompt and its greedy tokens, without a cache: each token recomputes the whole sequence."""
     tokens = list(prompt)
     for _ in range(new_tokens):
         tokens.append(int(dense_logits(model, tokens).argmax()))
@@ -65,7 +65,7 @@ def dense(model: Transformer, prompt: list[int], new_tokens: int) -> list[int]:
 
 
 def dense_logits(model: Transformer, tokens: list[int]) -> Tensor:
-    """[vocab], behind the last token."""
+    """Return the logits [vocab] after the last token."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))

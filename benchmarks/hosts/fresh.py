@@ -2,8 +2,9 @@
 
     python -m benchmarks.hosts.transformers_8b --fresh FILE.json
 
-Each way has its own process with an empty cache of kernels, and sets nothing but the attention's name.  A line is
-printed for each way; FILE.json gets seconds, and how many prompts have the host's first token.
+Each way runs in its own process and changes no setting but the attention's name.  The cache of kernels is empty,
+except in the second process of `register()`.  A line is printed for each way.  FILE.json gets seconds, and how many
+prompts have the same first token, and the same tokens, as over the host's own attention.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-LATER = 3  # calls after the first
-# How the attention is chosen; the second time of `register()` finds the first's kernels on disk.
+LATER = 3  # calls after the first; the host's own attention has one
+# How the attention is chosen.  The second process of `register()` finds on disk what the first has compiled.
 WAYS = ("register()", "register(), kernels on disk", "register(model)", "paged|sdpa")
 
 
@@ -41,7 +42,7 @@ def table(found: dict[str, dict[str, Any]]) -> None:
 
 
 def equal(found: dict[str, dict[str, Any]], way: str) -> list[int]:
-    """Count prompts whose first token, and whose tokens, equal those of the host's own attention; count all prompts."""
+    """Return [prompts whose first token, prompts whose tokens equal those of the host's own attention, all prompts]."""
     pairs = [(a, b) for a, b in zip(found[way]["tokens"], found[WAYS[-1]]["tokens"], strict=True)]
     return [sum(a[:1] == b[:1] for a, b in pairs), sum(a == b for a, b in pairs), len(pairs)]
 
@@ -65,7 +66,10 @@ def run(path: Path, count: int, new: int, skip_base: bool) -> None:
 
 
 def waits(began: list[float]) -> list[list[float]]:
-    """Record when, after the beginning of a call, the first layer waited for kernels, and how long."""
+    """Return a list that gets [seconds since the call began, seconds waited] whenever a layer waits for kernels.
+
+    began: the list of times at which calls began; the last is that of the current call.
+    """
     from paged_attn.integrations.transformers import continuous
 
     found: list[list[float]] = []

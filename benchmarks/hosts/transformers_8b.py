@@ -3,10 +3,10 @@
     python -m benchmarks.hosts.transformers_8b [--trace azure_llm_2023_conv.csv] [--skip-base]
     python -m benchmarks.hosts.transformers_8b --fresh FILE.json   out of the box, in fresh processes: fresh.py
 
-Random bf16 weights, 64 prompts of a trace's lengths, 64 new tokens each, greedy, all in one process.  A line for each
-run: seconds and tokens/s; then where the time of ours goes, and how close the logits were where tokens differ.  The
-host by default captures graphs before the first request of a call, and drops them at its end.  Calls with warmup=False,
-and with persistent_manager=True over new prompts, are timed, too.
+Random bf16 weights, 64 prompts of a trace's lengths, 64 new tokens each, greedy, all in one process.  Each run prints
+seconds and tokens/s.  Then follow the time by kind of kernel over this library and, where tokens differ, both logits.
+By default the host captures graphs before the first request of a call, and drops them at its end.  Calls with
+warmup=False, and with persistent_manager=True over new prompts, are timed, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLASSES = {
 def run(
     model: Any, name: str, asked: list[list[int]], new: int, args: argparse.Namespace, **how: bool
 ) -> tuple[list[Any], float]:
-    """Return tokens of each prompt, and seconds from the call to the last token; `how`: options of generate_batch."""
+    """Return (tokens of each prompt, seconds from the call to the last token); `how`: options of generate_batch."""
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
@@ -125,7 +125,7 @@ def main() -> None:
     import transformers
 
     name = register()
-    # What names are legal for the host's own attention follows from who calls `update`.
+    # The legal name of the host's own attention depends on whether its attention functions call `update` of the cache.
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
     theirs_name = "paged|sdpa" if "read_index" in inspect.signature(PagedAttentionCache.update).parameters else "sdpa"

@@ -35,7 +35,7 @@ SHAPE = dict(
 )  # fmt: skip
 PROMPTS, NEW = [700, 33, 1, 250] * 16, 128
 LONGEST = 8192
-# Graphs of whole decodes, and, for other batches, of the parts between attention.
+# Decode steps are captured whole, other steps in the parts between attention.
 GRAPHS: dict[str, Any] = {"cudagraph_capture_sizes": [1, 2, 4, 8, *range(16, 129, 16), 256, 512]}
 
 
@@ -43,12 +43,12 @@ GRAPHS: dict[str, Any] = {"cudagraph_capture_sizes": [1, 2, 4, 8, *range(16, 129
 
 
 def engine(args: argparse.Namespace) -> None:
-    """Load the model, report that, then run each workload named on standard input; answer each by a line of JSON."""
+    """Load the model, then run each workload named on standard input; answer the loading and each run in JSON lines."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
                       VLLM_USE_FLASHINFER_SAMPLER="0", TOKENIZERS_PARALLELISM="false", VLLM_PLUGINS="")  # fmt: skip
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")  # which kernels were made ready is one of its lines
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")  # one line of the log tells which kernels were prepared
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the engine prints is no answer
+    os.dup2(2, 1)  # what the engine prints goes to standard error
     began = time.perf_counter()
     import torch
     from vllm import LLM, SamplingParams
@@ -103,7 +103,7 @@ def reinitialise(model: Any) -> None:
 
 
 def workloads(args: argparse.Namespace) -> dict[str, list[tuple[list[int], int]]]:
-    """Return tokens of each prompt, and the number of new tokens."""
+    """Return (prompt, number of new tokens) of each request, by workload."""
     import torch
 
     from benchmarks.traces import requests
@@ -121,7 +121,7 @@ def workloads(args: argparse.Namespace) -> dict[str, list[tuple[list[int], int]]
     }
 
 
-# ---- all of them -----------------------------------------------------------------------------------
+# ---- all engines -----------------------------------------------------------------------------------
 
 
 class Engine:
@@ -204,7 +204,7 @@ def main() -> None:
     tokens: dict[str, dict[str, Any]] = {name: {} for name in args.workloads}
 
     def known() -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-        """Return medians and equal tokens so far; also write them to the file, so that a stopped run has them."""
+        """Return (median rates, shares of equal tokens) so far; also write them to the file, for a stopped run."""
         median = {name: {x: sorted(rates)[len(rates) // 2] for x, rates in of.items()} for name, of in results.items()}
         equal = {name: agreement(of) for name, of in tokens.items()}
         if args.json:

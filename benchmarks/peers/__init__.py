@@ -1,4 +1,4 @@
-"""Peers of the library: a peer takes a case and its inputs and returns a call, or says why it cannot.
+"""Peers of the library: a peer takes a case and its inputs and returns a call, or raises `Cannot` with the reason.
 
 The call returns its result as [tokens, heads, head_dim].  A peer makes its copies, plans and graphs before it returns
 the call, because only the call is timed.
@@ -29,4 +29,4 @@ PEERS: dict[str, Peer] = {
     "vllm triton": vllm.call,
     "flashmla": flashmla.call,
 }
-BOUNDS = {"sdpa cudnn", "sdpa flash"}  # contiguous caches: bounds for paged code, no competitors
+BOUNDS = {"sdpa cudnn", "sdpa flash"}  # over contiguous caches: bounds for paged kernels, not competitors

@@ -65,7 +65,7 @@ def features(case: Case) -> set[str]:
 
 
 def allow(case: Case, *known: str) -> None:
-    """Decline a case that asks for more than the known features."""
+    """Raise `Cannot` if a case asks for more than the known features."""
     missing = [name for name in FEATURES if name in features(case) - set(known)]
     if missing:
         raise Cannot(f"no {', '.join(missing)}")

@@ -1,7 +1,7 @@
 """cuDNN's paged attention through its graph API (nvidia-cudnn-frontend).
 
-Pages as cuDNN documents them, [pages, kv_heads, page_size, head_dim] contiguous: an NHD cache is copied into that form
-before the timing.  Ragged queries are packed, their starts given as ragged offsets in elements.
+cuDNN documents contiguous pages [pages, kv_heads, page_size, head_dim]; an NHD cache is copied into this form before
+the timing.  Ragged queries are packed, and ragged offsets, in elements, tell where each sequence starts.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
 
     def run() -> Tensor:
         handle = _handle(device.index)
-        cudnn.set_stream(handle, torch.cuda.current_stream(device).cuda_stream)  # a capture has its own
+        cudnn.set_stream(handle, torch.cuda.current_stream(device).cuda_stream)  # a graph capture has its own stream
         graph.execute(memory, workspace, handle=handle)
         return out
 
@@ -103,5 +103,5 @@ def _handle(device: int) -> Any:
 
 
 def _hnd(cache: Tensor) -> Tensor:
-    """[pages, kv_heads, page_size, head_dim], contiguous."""
+    """Copy an NHD cache into contiguous [pages, kv_heads, page_size, head_dim]."""
     return cache.transpose(1, 2).contiguous()

@@ -1,7 +1,8 @@
-"""FlashInfer's batch wrappers, planned for the exact lengths outside of the timing.
+"""FlashInfer's batch wrappers, planned for the exact lengths outside the timing.
 
-fa2: decode with tensor cores where every sequence has one query, prefill otherwise.  fa3: Hopper's prefill kernel for
-both.  The first case of a shape compiles: half a minute for fa2, minutes for fa3.
+fa2: the decode wrapper with tensor cores if every sequence has one query, else the prefill wrapper.  fa3: Hopper's
+prefill kernel for both.  Latent caches go to the MLA wrapper, with either.  The first case of a shape compiles: half a
+minute for fa2, minutes for fa3.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _prefill(case: Case, inputs: dict[str, Any], backend: str) -> Callable[[], T
 
 
 def _latent(case: Case, inputs: dict[str, Any], backend: str) -> Callable[[], Tensor]:
-    """Return a call over latents: both parts of the keys are views of the cache."""
+    """Return a call over a latent cache: its first dims and its rest are passed as two views of the cache."""
     allow(case, "latent", "wide heads", "values of another width")
     if (case.head_dim, case.value_width) != (576, 512) or case.layout != "NHD" or not case.causal:
         raise Cannot("only causal latents of 512 and 64 dims, NHD")
@@ -89,7 +90,7 @@ def _latent(case: Case, inputs: dict[str, Any], backend: str) -> Callable[[], Te
 
 
 def _run(wrapper: Any, case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
-    """Return the planned call; K and V scales of the case are one number each."""
+    """Return the planned call.  K and V scales must be one number each."""
     q, out, cache = inputs["q"].contiguous(), torch.empty_like(inputs["out"]), (inputs["k_cache"], inputs["v_cache"])
     scales: dict[str, float] = {}
     if case.dtype_of_cache != case.dtype:
@@ -126,7 +127,7 @@ def _pages(case: Case, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _mask(case: Case, bias: Tensor) -> Tensor:
-    """Return [sum of query_len * seq_len] bool: keys that each query sees; among drafts, only its ancestors."""
+    """Return [sum of query_len * seq_len] bool: keys that each query sees; of drafts, itself and its ancestors."""
     parts = []
     for query_len, seq_len in zip(case.query_lens, case.seq_lens, strict=True):
         visible = torch.ones(query_len, seq_len, dtype=torch.bool, device=bias.device).tril(seq_len - query_len)

@@ -1,4 +1,4 @@
-"""FlashMLA's dense decode of latents, from the extension that vLLM's wheel brings: 512 and 64 dims, pages of 64.
+"""FlashMLA's dense decode, from the extension in vLLM's wheel: latents of 512 + 64 dims in pages of 64 tokens.
 
 The first call, which is not timed, makes the schedule for the lengths of the case.
 """

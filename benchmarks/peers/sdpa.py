@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention over a contiguous cache, which is no paged one: a bound for paged code."""
+"""torch's scaled_dot_product_attention over a contiguous cache: a bound for paged kernels, not a competitor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def flash(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
 
 
 def _call(case: Case, inputs: dict[str, Any], backend: SDPBackend) -> Callable[[], Tensor]:
-    """Return one dense call, of whole prefills or single queries: its causal mask starts at the first key.
+    """Return one dense call.  Only whole prefills and single queries fit, because `is_causal` aligns to the first key.
 
     q is a view [seqs, heads, query_len, head_dim] of the packed queries.  The result has the strides of q, so its
     packed form is a view, too.  A call copies nothing.

@@ -1,4 +1,4 @@
-"""vLLM's Triton unified_attention, with the split over keys as its backend sets it up."""
+"""vLLM's Triton unified_attention, with the split over keys that its backend sets up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.peers.cannot import Cannot, allow
 from tests.support.cases import Case
 
 HOMES = ("vllm.v1.attention.ops.triton_unified_attention", "vllm.attention.ops.triton_unified_attention")
-SEGMENTS, MIN_PROGRAMS = 16, 128  # of vLLM's Triton backend
-MOST_QUERIES = 8  # query tokens of a sequence up to which keys are split: each token needs a state
+SEGMENTS, MIN_PROGRAMS = 16, 128  # as in vLLM's Triton backend
+MOST_QUERIES = 8  # the longest query whose keys are split; there is room for a state of each of its tokens
 
 
 def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
@@ -62,7 +62,7 @@ def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
 
 
 def _scales(case: Case, inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Arguments for the scales of an fp8 or int8 cache."""
+    """Return the arguments for the scales of an fp8 or int8 cache."""
     scales = {name: inputs.get(f"{name}_scale") for name in ("k", "v")}
     if case.dtype_of_cache == case.dtype:
         return {"k_descale": None, "v_descale": None}

@@ -14,12 +14,12 @@ from torch import Tensor
 import paged_attn
 from benchmarks.serve.model import Shape
 
-AGREE = 2e-2  # of |out - reference| / |reference|; 16-bit weights and results give some 3e-3
+AGREE = 2e-2  # upper bound of |out - reference| / |reference|; 16-bit weights and results give some 3e-3
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of a step; during a capture the lengths on the host are None."""
+    """Sequences of a step.  The lengths on the host, the last two fields, are None during a graph capture."""
 
     page_table: Tensor  # [seqs, columns] int32
     seq_lens: Tensor  # [seqs] int32
@@ -31,15 +31,15 @@ class Batch:
 
 
 class Backend:
-    """`prepare` once a step, `attend` once a layer."""
+    """An attention backend: the engine calls `prepare` once a step and `attend` once a layer."""
 
-    graphs = True  # a step of decodes can be captured, its lengths on the device alone
+    graphs = True  # whether a step of decodes can be captured, with lengths on the device alone
 
     def page_size(self, wanted: int) -> int:
         return wanted
 
     def prepare(self, batch: Batch) -> Any:
-        """Prepare what all layers of a step share."""
+        """Return what all layers of a step share."""
 
     def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, prepared: Any) -> Tensor:
         """Attend causally over the cache: q [tokens, heads, head_dim] -> the same shape."""
@@ -57,10 +57,13 @@ class PagedAttn(Backend):
 
 
 class Sdpa(Backend):
-    """torch's scaled_dot_product_attention over gathered pages: decodes of like lengths at once, prompts singly."""
+    """torch's scaled_dot_product_attention over gathered pages.
 
-    graphs = False  # the host has to know the gathered lengths
-    GATHERED = 1 << 19  # keys of decodes at once, padding included
+    Decodes of similar lengths share a call; each sequence with several query tokens has its own.
+    """
+
+    graphs = False  # the host has to know how many keys to gather
+    GATHERED = 1 << 19  # upper bound of the keys of one call of several decodes, padding included
 
     def __init__(self, page_size: int, dtype: torch.dtype) -> None:
         self.size, self.dtype = page_size, dtype
@@ -96,7 +99,7 @@ class Sdpa(Backend):
         group = q.shape[1] // kv_heads
         for rows, pages, mask in groups:
             k, v = (cache[pages].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
-            # Query heads of a KV head become its queries, so keys are not repeated.
+            # The query heads of a KV head become rows of one head, so keys are not repeated.
             asked = q[rows].unflatten(1, (kv_heads, group))
             shared = mask[:, None, None].expand(-1, kv_heads, group, -1)
             out[rows] = F.scaled_dot_product_attention(asked, k, v, attn_mask=shared).flatten(1, 2)
@@ -174,7 +177,7 @@ class VllmFlashAttn(Backend):
 
 
 class TorchVarlen(Backend):
-    """torch.nn.attention.varlen: over pages where this torch takes a block table, over gathered keys before."""
+    """torch.nn.attention.varlen: over pages if this torch takes a block table, else over gathered keys."""
 
     def __init__(self, page_size: int) -> None:
         from torch.nn.attention.varlen import varlen_attn
@@ -187,7 +190,7 @@ class TorchVarlen(Backend):
             self.options["enable_gqa"] = True
 
     def page_size(self, wanted: int) -> int:
-        return -(-wanted // 256) * 256 if self.paged else wanted  # as for FlashAttention 2, which torch contains
+        return -(-wanted // 256) * 256 if self.paged else wanted  # torch contains FlashAttention 2 and its limit
 
     def prepare(self, batch: Batch) -> Any:
         device, seqs = batch.seq_lens.device, batch.seq_lens.shape[0]

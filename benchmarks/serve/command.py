@@ -31,7 +31,7 @@ from benchmarks.serve.replay import figures, replay
 from paged_attn.serving.trace import Request
 
 WARM_REQUESTS, WARM_TOKENS = 32, 8
-OF_FREE_MEMORY = 0.6  # for the cache; the rest is for activations, graphs, and what SDPA gathers
+OF_FREE_MEMORY = 0.6  # the cache's share; the rest is for activations, graphs, and the keys that SDPA gathers
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, device: torch.device, say: Callable[[str], 
     longest = max(request.prompt + request.output for request in requests)
     say(f"{len(requests)} requests in {requests[-1].arrival:.0f} s, {longest} tokens at most")
     if device.type == "cuda":
-        # Between steps the host copies some thousand integers: threads that wait for each other took 20 times as long.
+        # Between steps the host copies some thousand integers, which took several threads 20 times as long as one.
         torch.set_num_threads(1)
     if device.type == "cuda" and OURS in options.backends:
         done = paged_attn.prepare(
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, device: torch.device, say: Callable[[str], 
             backend = BACKENDS[name](options.page_size, dtype)
             page_size = backend.page_size(options.page_size)
             error = error_of(backend, shape, page_size, dtype, device)
-            if not error <= AGREE:  # nor NaN
+            if not error <= AGREE:  # true of NaN, too
                 raise ValueError(f"differs from the reference: relative error {error:.2g}")
             limits = Limits(page_size, tokens // page_size, options.max_seqs, options.budget, longest, len(requests))
             engine = Engine(model, backend, limits, graphs=not options.no_graphs)
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace, device: torch.device, say: Callable[[str], 
 
 
 def chosen(path: Path | None, first: float, seconds: float, rate: float, most: int | None) -> list[Request]:
-    """Return requests of `seconds` of the trace, which arrive `rate` times as fast as recorded."""
+    """Return at most `most` requests from `seconds` seconds of the trace, arriving `rate` times as fast as recorded."""
     reached = itertools.dropwhile(lambda r: r.arrival < first, traces.requests(path))
     some = itertools.takewhile(lambda r: r.arrival < first + seconds, reached)
     found = [replace(r, arrival=(r.arrival - first) / rate) for r in itertools.islice(some, most)]
@@ -133,7 +133,7 @@ def chosen(path: Path | None, first: float, seconds: float, rate: float, most: i
 
 
 def table(report: dict[str, Any]) -> Table:
-    """Table with a row for each backend."""
+    """Return a table with a row for each backend."""
     columns = ("", "new tokens/s", "finished", "first token p50", "p99 ms", "between tokens p50", "p99 ms", "steps")
     rows = Table(*columns, box=None, pad_edge=False, padding=(0, 3, 0, 0), title=picture.title(report))
     for name, got in report["engines"].items():
@@ -193,7 +193,10 @@ def _prompts(requests: Sequence[Request], vocab: int) -> list[torch.Tensor]:
 
 
 def _agreement(made: list[list[int]], ours: list[list[int]]) -> dict[str, float]:
-    """Count first tokens equal to the library's, among requests with a token from both; 16-bit logits may tie."""
+    """Return the share of first tokens equal to the library's; 16-bit logits may tie.
+
+    Requests without a token from both backends are left out; {} if there are no others.
+    """
     both = [(a[0], b[0]) for a, b in zip(made, ours) if a and b]
     return {"first_tokens_as_ours": sum(a == b for a, b in both) / len(both)} if both else {}
 

@@ -1,7 +1,7 @@
 """Steps of a model over a paged cache: launched without waiting, decodes as CUDA graphs.
 
-Tokens stay on the device: `history` has a row for each request, where a step reads its tokens and appends new ones.
-The host knows only lengths, and plans the next step while the device runs the current one.
+Tokens stay on the device: `history` has a row for each request, from which a step reads tokens and to which it appends
+new ones.  The host knows only lengths, and plans the next step while the device runs the current one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from benchmarks.serve.model import Model
 from paged_attn.serving.scheduler import StepPart
 
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-BUFFERS = 3  # buffers of host memory, in turns: one step's inputs are copied while the next step's are written
+BUFFERS = 3  # host buffers used in turn: the inputs of one step are copied while those of the next are written
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest step, sequence and cache."""
+    """Sizes of the cache, of the largest step and of the longest sequence."""
 
     page_size: int
     pages: int
@@ -39,19 +39,19 @@ class Limits:
 
 
 class Engine:
-    """`start` gives the prompts; `launch` runs a step that the scheduler made."""
+    """The model over its paged cache: `start` sets the prompts, `launch` launches a step that the scheduler planned."""
 
     def __init__(self, model: Model, backend: Backend, limits: Limits, graphs: bool) -> None:
         self.model, self.backend, self.limits = model, backend, limits
         shape, device = model.shape, model.device
         cache = (shape.layers, 2, limits.pages, limits.page_size, shape.kv_heads, shape.head_dim)
-        # Zeros: a backend that multiplies dead slots by weights of 0 must not find NaN there.
+        # Zeros, because some backends multiply dead slots by weights of 0, which leaves NaN as it is.
         self.cache = torch.zeros(cache, dtype=model.dtype, device=device)
         self.layers = [(layer[0], layer[1]) for layer in self.cache]
-        # The last row takes unwanted tokens: those inside a prompt, and of padding.
+        # The last row of `history` takes unwanted tokens: of chunks that end inside a prompt, and of padding.
         self.nobody = limits.requests
         self.history = torch.zeros(self.nobody + 1, limits.longest + 1, dtype=torch.int32, device=device)
-        # The host's copy of the page table, a row a request, and how many pages of it are known.
+        # The host's copy of the page table, with a row for each request, and how many entries of each row are set.
         self.table = torch.zeros(self.nobody + 1, limits.columns, dtype=torch.int32)
         self.known = [0] * self.nobody
         ints, pinned = sum(sizes_of(limits.max_seqs, limits.columns)), device.type == "cuda"
@@ -62,13 +62,16 @@ class Engine:
             self.capture()
 
     def start(self, prompts: Sequence[Tensor]) -> None:
-        """Set the prompts of the requests, by number."""
+        """Set the prompts: prompts[i] is that of request i."""
         for row, prompt in enumerate(prompts):
             self.history[row, : len(prompt)] = prompt.to(self.model.device, torch.int32)
         self.known = [0] * self.nobody
 
     def tokens(self, prompts: Sequence[int], made: Sequence[int]) -> list[list[int]]:
-        """Return the tokens that each request has got so far, for prompts of these lengths."""
+        """Return the generated tokens of each request.
+
+        prompts: lengths of the prompts.  made: numbers of generated tokens.
+        """
         rows = self.history.cpu()
         return [row[prompt : prompt + count].tolist() for row, prompt, count in zip(rows, prompts, made)]
 
@@ -78,7 +81,7 @@ class Engine:
         decodes = all(part.query_len == 1 for part in parts)
         for part, row in zip(parts, rows):
             pages = part.sequence.pages
-            first = self.known[row] if part.decode else 0  # a prompt's pages may be others after a preemption
+            first = self.known[row] if part.decode else 0  # after a preemption a prompt may have other pages
             if first < len(pages):
                 self.table[row, first : len(pages)] = torch.tensor(pages[first:], dtype=torch.int32)
             self.known[row] = len(pages)
@@ -98,7 +101,7 @@ class Engine:
     def inputs(
         self, parts: Sequence[StepPart], rows: Sequence[int], ends: Sequence[bool], seqs: int, columns: int
     ) -> Tensor:
-        """Write all integers of a step into one buffer of host memory; sequences behind the parts are empty."""
+        """Write all integers of a step into one host buffer; sequences beyond len(parts) are empty padding."""
         self.steps += 1
         host = self.staging[self.steps % BUFFERS][: sum(sizes_of(seqs, columns))]
         lens, row, target, starts, table = split(host, seqs, columns)
@@ -118,7 +121,7 @@ class Engine:
         self, inputs: Tensor, seqs: int, columns: int, query_lens: list[int] | None, key_lens: list[int] | None,
         decodes: bool,
     ) -> None:  # fmt: skip
-        """Run a step on the device; during a capture there are no lengths on the host."""
+        """Run a step on the device; query_lens and key_lens are None during a capture."""
         lens, rows, target, starts, table = split(inputs, seqs, columns)
         page_size = self.limits.page_size
         if decodes:
@@ -145,7 +148,7 @@ class Engine:
 
     @torch.no_grad()
     def capture(self) -> None:
-        """Capture a graph for each number of decodes, the largest first, in whose memory the others fit."""
+        """Capture a graph for each number of decodes, the largest first, whose memory the others reuse."""
         limits, pool = self.limits, torch.cuda.graph_pool_handle()
         sizes = [n for n in GRAPHS if n < limits.max_seqs] + [limits.max_seqs]
         for seqs in sorted(sizes, reverse=True):
@@ -153,7 +156,7 @@ class Engine:
             lens, rows, target, _, _ = split(inputs, seqs, limits.columns)
             rows.fill_(self.nobody)
             target.fill_(self.nobody)
-            lens.zero_()  # all of it padding
+            lens.zero_()  # all sequences are padding
             arguments: tuple[Any, ...] = (inputs, seqs, limits.columns, None, None, True)
             for _ in range(2):
                 self.run(*arguments)
@@ -165,9 +168,9 @@ class Engine:
 
 
 def sizes_of(seqs: int, columns: int) -> list[int]:
-    """Return the size of each tensor of a step, in integers, rounded up so that each tensor begins at 128 bytes.
+    """Return the size of each tensor of a step, in integers, rounded up so that each begins at a multiple of 128 bytes.
 
-    Kernels are compiled separately for aligned and for other addresses, and separate tensors are aligned.
+    Triton compiles a kernel again for unaligned addresses; tensors with their own allocations are aligned.
     """
     return [-(-n // 32) * 32 for n in (seqs, seqs, seqs, seqs + 1, seqs * columns)]
 

@@ -1,4 +1,4 @@
-"""A Llama-shaped decoder with random weights and fused projections; torch.compile serves the rest where it pays."""
+"""A Llama-shaped decoder with random weights and fused projections; norms, rotation and gates may be compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Shape:
 
     layers: int
     width: int
-    hidden: int  # of the gated layer
+    hidden: int  # width of the gated layer
     heads: int
     kv_heads: int
     head_dim: int
@@ -45,7 +45,7 @@ SHAPES = {
 
 
 class Model:
-    """Seeded weights on a device; `model(tokens, positions, attend)` is the last layer's output, normalised."""
+    """Seeded weights on a device; `model(tokens, positions, attend)` returns the last layer's output, normalised."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device, longest: int, compiled: bool) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
@@ -62,7 +62,7 @@ class Model:
         self.out = [random(shape.width, shape.heads * shape.head_dim) for _ in range(shape.layers)]
         self.gate_up = [random(2 * shape.hidden, shape.width) for _ in range(shape.layers)]
         self.down = [random(shape.width, shape.hidden) for _ in range(shape.layers)]
-        # One before attention and one before the gated layer of each, and the last.
+        # In each layer one norm before attention and one before the gated layer; then the final norm.
         self.norms = torch.ones(2 * shape.layers + 1, shape.width, dtype=dtype, device=device)
         half = shape.head_dim // 2
         frequencies = shape.rope_theta ** -(torch.arange(half, device=device) / half)
@@ -75,12 +75,12 @@ class Model:
 
     @torch.no_grad()
     def compile(self) -> None:
-        """Compile for any number of tokens and these widths; sizes of the first call are fixed unless marked."""
+        """Compile for any number of tokens: torch.compile fixes the sizes of the first call that are not marked."""
         shape, qkv = self.shape, self.qkv[0].shape[0]
 
         def some(rows: int, *sizes: int, dtype: torch.dtype = self.dtype) -> Tensor:
             made = torch.zeros(rows, *sizes, dtype=dtype, device=self.device)
-            if rows > 1:  # torch compiles apart for one row, always
+            if rows > 1:  # torch always compiles separately for one row
                 torch._dynamo.mark_dynamic(made, 0)
             return made
 
@@ -110,14 +110,14 @@ class Model:
 
 
 def add_and_norm(x: Tensor, more: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (x + more, its root-mean-square norm)."""
+    """Return (x + more, RMS norm of x + more)."""
     x = x + more
     wide = x.float()
     return x, (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)).to(x.dtype) * weight
 
 
 def rotate(qkv: Tensor, cos_sin: Tensor, positions: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Rotate (q, k), [tokens, heads, head_dim] each, by their positions."""
+    """Return (q, k) of a fused projection, [tokens, heads or kv_heads, head_dim], rotated by their positions."""
     head_dim = cos_sin.shape[-1]
     q, k, _ = qkv.view(qkv.shape[0], heads + 2 * kv_heads, head_dim).split([heads, kv_heads, kv_heads], dim=1)
     cos, sin = cos_sin[positions.clamp(min=0)][:, None].chunk(2, dim=-1)

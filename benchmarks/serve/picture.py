@@ -23,7 +23,7 @@ def title(report: Mapping[str, Any]) -> str:
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """Draw bars of tokens a second, and median and 99th percentile of times to the first and between tokens."""
+    """Draw tokens per second as bars, and median and 99th percentile of the times to the first and between tokens."""
     engines = report["engines"]
     colours = [OUR_COLOUR if name == OURS else PEER for name in engines]
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -57,7 +57,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
 
 
 def _say(axes: Any, places: list[int], values: list[float], aside: tuple[int, int], align: str) -> None:
-    """Write each value beside its mark, with three digits at least."""
+    """Write each value beside its mark: three significant digits below 100, else an integer."""
     for place, value in zip(places, values):
         text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
         axes.annotate(text, (place, value), xytext=aside, textcoords="offset points", ha=align, fontsize=8)

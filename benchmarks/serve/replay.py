@@ -1,4 +1,4 @@
-"""Replay requests at the times of their trace through an engine; record when each token is there; make figures."""
+"""Replay the requests of a trace through an engine at their arrival times, and record when each token is ready."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from benchmarks.serve.engine import Engine
 from paged_attn.serving.scheduler import Pages, Scheduler
 from paged_attn.serving.trace import Request
 
-IN_FLIGHT = 2  # steps on the device, upper bound: one runs and one is ready
+IN_FLIGHT = 2  # upper bound of launched steps: one runs and one waits
 
 
 @dataclass
 class Record:
-    """Record of a run: for each request, the seconds from the start at which its tokens were there."""
+    """Record of a run; times are seconds since the start, and times[i] has one for each token of request i."""
 
     arrivals: list[float]
     times: list[list[float]]
-    wanted: list[int]  # tokens of each
+    wanted: list[int]  # tokens that each request asks for
     seconds: float = 0.0  # until the last token
     steps: int = 0
-    prompt_tokens: int = 0  # computed; tokens of preempted sequences count again
+    prompt_tokens: int = 0  # computed in prefills; those of preempted sequences count again
     preemptions: int = 0
 
 
 class Clock:
-    """Seconds since the start; events time a step on a GPU without waiting."""
+    """Seconds since the start.  On a GPU a mark is a CUDA event, so the host does not wait for a step to time it."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -48,7 +48,7 @@ class Clock:
         return time.perf_counter() - self.began
 
     def mark(self) -> Any:
-        """Return a mark behind everything that has been launched."""
+        """Return a mark after everything that has been launched."""
         if not self.cuda:
             return self.now()
         event = torch.cuda.Event(enable_timing=True)
@@ -64,7 +64,7 @@ class Clock:
 
 
 def replay(engine: Engine, requests: Sequence[Request], limit: float) -> Record:
-    """Serve requests, which arrive at their times; stop when all are done or `limit` seconds have passed."""
+    """Serve requests as they arrive; stop when all are done or `limit` seconds have passed."""
     limits = engine.limits
     scheduler = Scheduler(Pages(limits.pages), limits.page_size, limits.budget, limits.max_seqs)
     record = Record([r.arrival for r in requests], [[] for _ in requests], [r.output for r in requests])
@@ -107,7 +107,10 @@ def replay(engine: Engine, requests: Sequence[Request], limit: float) -> Record:
 
 
 def figures(record: Record) -> dict[str, Any]:
-    """Return throughput and latencies.  A request without a first token counts as waiting until the end."""
+    """Return throughput and latencies.
+
+    A request that arrived before the end and got no token counts with the time from its arrival to the end.
+    """
     firsts, gaps, waiting = [], [], 0
     for arrival, times in zip(record.arrivals, record.times):
         if times:
@@ -134,6 +137,6 @@ def figures(record: Record) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that `percent` of the values do not exceed; 0 without values."""
+    """Return the smallest value that `share` percent of the values do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)] if ordered else 0.0

@@ -1,6 +1,6 @@
-"""Suites of cases, as data.  traces.py cuts the suite `trace` from a trace.
+"""Suites of cases, as data, except `trace`, which traces.py cuts from a trace.
 
-Each file has one kind of suites, made by functions of `batches.py`.  A new case joins the suite of similar cases.
+The files make cases by functions of `batches.py`.  A new case joins the suite of similar cases.
 """
 
 from __future__ import annotations

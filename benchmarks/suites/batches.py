@@ -1,4 +1,4 @@
-"""Batches as cases: sequences of one shape or of any, of the sizes that most cases have."""
+"""Batches as cases: sequences of equal or of any lengths, with the sizes that most cases have."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ FP8: dict[str, Any] = dict(cache_dtype=E4M3)
 
 
 def uniform(name: str, seqs: int, query_len: int, seq_len: int, **changes: Any) -> Case:
-    """Sequences of one shape; query_len 1 is decode."""
+    """Return a case of `seqs` sequences of equal lengths; query_len 1 is decode."""
     return ragged(name, (query_len,) * seqs, (seq_len,) * seqs, **changes)
 
 
 def ragged(name: str, query_lens: tuple[int, ...], seq_lens: tuple[int, ...], **changes: Any) -> Case:
-    """Sequences of any shapes; one query each is decode."""
+    """Return a case of sequences of any lengths; one query token each is decode."""
     return Case(name, query_lens, seq_lens, **(SIZES | dict(decode_form=set(query_lens) == {1}) | changes))
 
 
 def log_uniform(low: int, high: int, n: int) -> tuple[int, ...]:
-    """n lengths evenly spread on a logarithmic scale, shuffled the same way every time."""
+    """Return n lengths, evenly spaced on a logarithmic scale from low to high, always in the same shuffled order."""
     lengths = [round(low * (high / low) ** (i / (n - 1))) for i in range(n)]
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).tolist()
     return tuple(lengths[i] for i in order)

@@ -1,4 +1,4 @@
-"""Features of layers, one or two a case, in decodes, drafts and prefills."""
+"""Features of layers, one to three in a case, in decodes, drafts and prefills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches in fewer bytes: batches over bfloat16, and over e4m3 and int8 with one scale and by token, over int4."""
+"""Cache formats: the same batches over bfloat16, over e4m3 and int8 (one scale, and scales by token), over int4."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = (
     uniform("chunk of 2048 at 16384", 1, 2048, 16384),
     *MIXED[:2],
 )
-# What follows the batch's name, and what the case has.  A case of scales by token counts beside that of one scale.
+# Suffix of the case's name -> fields of the case.  Scales by token are to be compared with one scale.
 CACHES: dict[str, dict[str, Any]] = {
     "": {},
     ", e4m3, one scale": dict(cache_dtype=E4M3, scales="float"),

@@ -1,4 +1,4 @@
-"""fp8: caches of it under other queries, and all of it."""
+"""fp8: e4m3 caches under bfloat16 queries, and queries, keys and values all in e4m3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.suites.batches import FP8, uniform
 from benchmarks.suites.phases import MIXED, PREFILL
 from tests.support.cases import E4M3
 
-# Each fp8 case has its bfloat16 twin beside it: their ratio counts.
+# Each case over a bfloat16 cache is followed by its twin over e4m3: their ratio counts.  The last has no twin.
 FP8_CACHES = tuple(
     twin
     for case in (

@@ -1,4 +1,4 @@
-"""Batches whose results have the bits that they have in any other batch."""
+"""Cases with `batch_invariant`: a sequence's results have the same bits in every batch."""
 
 from __future__ import annotations
 

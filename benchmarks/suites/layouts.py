@@ -1,10 +1,10 @@
-"""Layouts of pages, and pages of any size."""
+"""Layouts of pages, from large pages to pages of one token."""
 
 from __future__ import annotations
 
 from benchmarks.suites.batches import uniform
 
-# How pages lie in memory, for decodes that read nearly all the time; the largest hold a sequence.
+# Layouts of pages in memory, for memory-bound decodes.  The largest page holds a whole sequence, except in 64x8192.
 LAYOUTS = tuple(
     uniform(f"{name} {layout} {page}", *lengths, layout=layout, page_size=page, **sizes)
     for name, lengths, pages, sizes in (
@@ -17,7 +17,7 @@ LAYOUTS = tuple(
     for layout in ("NHD", "HND")
     for page in pages
 )
-# Pages of few tokens beside those of 16: tokens anywhere, and in runs of 64.
+# Small pages beside pages of 16 tokens: in random order, and in runs of pages that hold 64 tokens side by side.
 SMALL_PAGES = tuple(
     uniform(f"{name} NHD {page}{where}", *lengths, page_size=page, run=run // page if run else 1)
     for name, lengths in (("32/8 64x4096", (64, 1, 4096)), ("32/8 2x2048 of 2048", (2, 2048, 2048)))

@@ -1,4 +1,4 @@
-"""Cases of masks: windows, and other rules than causality."""
+"""Cases with masks: windows, chunks, images, prefixes, causality by sequence, windows by head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.suites.batches import ragged, uniform
 from benchmarks.suites.phases import MIXED
 
-# Local layers: a token sees the last 128 or 1024, in models with heads of 128 dims or, with sinks, of 64.
+# Local layers: a token sees the last 128 or 1024 keys with heads of 128 dims, the last 128 with sinks and 64 dims.
 SMALL_HEADS: dict[str, Any] = dict(heads=64, head_dim=64, sinks=True)
 WINDOW = tuple(
     replace(case, name=f"{case.name}, window {left + 1}{name}", window_size=(left, -1), **sizes)
@@ -23,14 +23,14 @@ WINDOW = tuple(
         MIXED[0],
     )
 )
-# Layers with masks beyond causality and a window, each beside a layer without whose tokens see equally many keys.
+# Layers with masks beyond causality and a window, beside layers without, in which tokens see about as many keys.
 LLAMA_4: dict[str, Any] = dict(heads=40)
 GEMMA_3: dict[str, Any] = dict(heads=32, kv_heads=16)
 PALIGEMMA: dict[str, Any] = dict(heads=8, kv_heads=1, head_dim=256)
 LOCAL: dict[str, Any] = dict(window_size=(1023, -1))
-STREAMING: dict[str, Any] = dict(head_windows=((-1, -1),) * 4 + ((1023, -1),) * 4)  # every other KV head, of 4 heads
+STREAMING: dict[str, Any] = dict(head_windows=((-1, -1),) * 4 + ((1023, -1),) * 4)  # 4 heads share a KV head
 ONE_FULL: dict[str, Any] = dict(head_windows=((-1, -1),) * 4 + ((1023, -1),) * 28)
-TWO_FULL: dict[str, Any] = dict(head_windows=((-1, -1),) * 4 + ((1023, -1),) * 12)  # every fourth KV head
+TWO_FULL: dict[str, Any] = dict(head_windows=((-1, -1),) * 4 + ((1023, -1),) * 12)  # every fourth KV head is full
 CHUNK: dict[str, Any] = LLAMA_4 | dict(chunk=8192)
 MASKS = (
     uniform("Llama 4: b64 x 8192", 64, 1, 8192, **LLAMA_4),

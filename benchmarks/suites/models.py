@@ -1,4 +1,4 @@
-"""Layers of models that are served."""
+"""Layers of well-known models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.suites.batches import ragged, uniform
 from benchmarks.suites.masks import CHUNK, GEMMA_3, LOCAL, SMALL_HEADS
 from benchmarks.suites.widths import GEMMA, LATENT, MIMO, UNABSORBED
 
-# Layers of models that are served, "/ 8" where eight GPUs share the heads, and states of a server's batch.
+# Head sizes of models, for the batches below.  "/ 8": one GPU's heads, if eight GPUs share them.
 MODELS: dict[str, dict[str, Any]] = {
     "Llama 3.1 70B / 8": dict(heads=8, kv_heads=1),
     "Qwen2.5 7B": dict(heads=28, kv_heads=4),
@@ -41,7 +41,8 @@ MODEL_LAYERS = tuple(
         ragged("1024 at 4096 + 31 at 2048", (1024,) + (1,) * 31, (4096,) + (2048,) * 31),
     )
 )
-# Layers of models that ask for more than sizes, one GPU's part where they run on several: decode, prefill, both.
+# Layers that need more than head sizes: windows, latents, gates.  Each decodes, prefills, and does both in one batch.
+# Expanded latents do not decode.  "/ 8": one GPU's heads, if eight GPUs share them.
 OF_MODELS: dict[str, dict[str, Any]] = {
     "Gemma 3 27B, local": GEMMA_3 | LOCAL,
     "Gemma 4, global": GEMMA,

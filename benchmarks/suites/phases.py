@@ -1,4 +1,4 @@
-"""Decode and prefill, each by itself and both in a batch, with lengths that are alike and that are not."""
+"""Decodes, prefills, and both in one batch, of equal and of ragged lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few queries of each sequence: drafts and their trees, and what few sequences bring."""
+"""Few query tokens per sequence: drafts, trees of drafts, and batches of one or a few sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPEC = (
     uniform("tree of 32, b16 x 8192", 16, 32, 8192, **TREE),
     uniform("tree of 32, b1 x 65536, heads 8/1", 1, 32, 65536, heads=8, kv_heads=1, **TREE),
 )
-# One sequence or few, and few queries: programs share the keys of each block, and what counts is how pieces are joined.
+# One or a few sequences, most with few queries: several programs share a block's keys, so joining their pieces counts.
 SINGLE = (
     *(uniform(f"{n} of 1 x {keys}", 1, n, keys) for keys in (2048, 8192, 32768) for n in (4, 16, 32, 64)),
     uniform("16 of 2 x 8192", 2, 16, 8192),

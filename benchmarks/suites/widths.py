@@ -1,4 +1,4 @@
-"""Heads of other widths than one of up to 256 dims for keys and values: wide ones, two widths, latent caches."""
+"""Heads beyond 256 dims, values of another width than keys, and latent caches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.suites.batches import FP8, ragged, uniform
 
-# Heads beyond 256 dims (Gemma 4), and values narrower than keys (MiMo; DeepSeek's prefill, unabsorbed).
+# Heads beyond 256 dims (Gemma 4), and values narrower than keys (MiMo; DeepSeek's prefill with expanded latents).
 GEMMA: dict[str, Any] = dict(heads=16, kv_heads=4, head_dim=512)
 MIMO: dict[str, Any] = dict(heads=64, kv_heads=4, head_dim=192, value_dim=128)
 UNABSORBED: dict[str, Any] = dict(heads=128, kv_heads=128, head_dim=192, value_dim=128)
@@ -22,7 +22,7 @@ WIDE = (
     uniform("prefill 4096, 192/128, 128 heads", 1, 4096, 4096, **UNABSORBED),
     uniform("prefill 8192, 192/128, 128 heads", 1, 8192, 8192, **UNABSORBED),
 )
-# Latent caches whose keys hold their values, as DeepSeek-V3's layers read them on 8, 4, 2 GPUs and on one.
+# Latent caches, as DeepSeek-V3's layers read them: 16, 32, 64 and 128 heads are one GPU's of 8, 4, 2 and 1 GPUs.
 LATENT: dict[str, Any] = dict(kv_heads=1, head_dim=576, value_dim=512, page_size=64, latent=True)
 MLA = (
     *(uniform(f"decode b64 x 4096, {n} heads", 64, 1, 4096, heads=n, **LATENT) for n in (16, 32, 64, 128)),
