@@ -1,4 +1,4 @@
-"""The device that the suite runs on, plans small enough for short sequences to meet every path, no launch at all."""
+"""Selection of the tests that a machine runs, and fixtures: its device, plans that cut short sequences, no launches."""
 
 from __future__ import annotations
 
@@ -18,33 +18,31 @@ from tests.support import durations
 from tests.support.torch_ways import IN_TORCH
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # for kernels of tests, too: the package looks after its own alone
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # for kernels of tests: the package decides for its own
 
-# Ranks that are streams of one device wait for each other: of eight connections two streams might share one.
+# Ranks that are streams of one device wait for each other; of the default 8 connections two streams might share one.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
-os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # as on GPUs; tests of the checked call ask for it
+os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # unchecked, the default on GPUs; tests of the checked call ask for it
 
-# What torch compiles and loads lies in the clone, not at a name in the common temporary folder.
+# torch.compile's cache is in this checkout, not in the temporary folder that all checkouts share.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "inductor"))
 
-# Their assertions are those of many files.
+# Tests of many files call assertions in these modules, so pytest has to rewrite them, too.
 pytest.register_assert_rewrite("tests.support.bad_input", "tests.support.compiled_layer")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # torch.compile makes a graph's pool by an empty graph, of which torch warns.
+    # torch.compile captures an empty CUDA graph to make a memory pool, and torch warns of it.
     config.addinivalue_line("filterwarnings", "ignore:The CUDA Graph is empty:UserWarning")
-    # torch 2.11 uses its own deprecated functions where its compiler is imported.
+    # torch 2.11 calls its own deprecated functions when its compiler is imported.
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-    # Triton's interpreter turns arrays of one element into loop bounds.
+    # Triton's interpreter converts arrays of one element to loop bounds.
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
 
 def pytest_sessionstart() -> None:
-    if (
-        not torch.cuda.is_available()
-    ):  # of small operations: threads only wait for each other, most of all beside workers
+    if not torch.cuda.is_available():  # operations are small: several threads would mostly wait for each other
         torch.set_num_threads(1)
     if simulator.SIMULATES:
         from tests.simulator import process
@@ -98,14 +96,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    # What was imported and collected stays: looking through it again and again takes a tenth of the time.
+    # Imported modules and collected tests stay; the garbage collector would spend a tenth of the time on them.
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def quick() -> Iterator[pytest.MonkeyPatch]:
-    """What makes the interpreter quick, for the test that it computes the same without."""
+    """Make Triton's interpreter quicker; yield the patch, which the test that results stay equal undoes."""
     from paged_attn.launching import platform
 
     with pytest.MonkeyPatch.context() as patch:
@@ -118,13 +116,13 @@ def quick() -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """A GPU where there is one, else the CPU, where kernels run through Triton's interpreter."""
+    """Return "cuda" if there is a GPU and SIMULATE is off, else "cpu" (interpreter, simulator or plain torch)."""
     return "cuda" if torch.cuda.is_available() and not simulator.SIMULATES else "cpu"
 
 
 @pytest.fixture
 def cut() -> Iterator[Callable[..., None]]:
-    """cut(segments, tile): from then on every plan of this test is cut so (`portable_plans.cut`)."""
+    """Yield cut(segments, tile), which cuts all later plans of the test: `portable_plans.cut`, or `torch_ways.cut`."""
     if IN_TORCH:
         from tests.support import torch_ways as plans
     else:
@@ -141,7 +139,7 @@ def cut() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every launch of the test has to be of the Hopper dialect, also of few queries that see few keys."""
+    """Require that every launch of the test is of the Hopper dialect, also for few queries that see few keys."""
     from paged_attn.planning import planner
     from paged_attn.records.plan import Plan
     from paged_attn.records.problem import Problem
@@ -161,7 +159,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any kernel launch of the test fails it, and in plain torch any call that passes the checks."""
+    """Fail the test at any kernel launch; in plain torch, at any call that passes the checks."""
     if IN_TORCH:
         from paged_attn.planning.dialects import torch_dialect
 
@@ -178,7 +176,7 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nothing_compiled() -> Iterator[None]:
-    """Nor known from an earlier run: graphs on disk are found by what is traced, not by what operators are made of."""
+    """Forget torch's compiled graphs and ignore those on disk, whose keys leave out the implementation of operators."""
     import torch._functorch.config
     import torch._inductor.config
 
@@ -192,7 +190,7 @@ def nothing_compiled() -> Iterator[None]:
 
 @pytest.fixture(params=["check=True", "PAGED_ATTN_CHECK=1"])
 def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The two ways to ask for the checked call: the arguments to add."""
+    """Ask for the checked call in each of two ways; return the arguments to add."""
     if request.param == "check=True":
         return {"check": True}
     from paged_attn.calls import checked
@@ -204,7 +202,7 @@ def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(autouse=True)
 def plans_of_other_rules(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that replaces what the planner goes by leaves no plan of it to the tests behind it."""
+    """After a test that uses `monkeypatch`, forget all plans: it may have changed what the planner decides by."""
     yield
     if "monkeypatch" in request.fixturenames and "paged_attn.planning.planner" in sys.modules:
         from tests.support.replanned import forget

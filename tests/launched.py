@@ -1,11 +1,11 @@
-"""Which variants of kernels the suite of a GPU compiles, and how long that takes, counted without one.
+"""Count, without a GPU, which variants of kernels a GPU's suite compiles, and estimate how long that takes.
 
     LAUNCHED=build/launched python -m pytest -p tests.launched -n 2 tests    # -m smoke: of that part
     python -m tests.launched build/launched                                  # sums, by file and in all
 
-A plugin of pytest: tests that a machine with an H200 takes are run with launches that end where Triton would compile,
-so nothing is computed or compared.  Tests fail of that, and what they do behind their first failure is not seen, nor
-what they do in processes of their own or with "cuda" by that name.
+This is a pytest plugin.  It runs the tests that a machine with an H200 would run, but each launch ends where Triton
+would compile, so nothing is computed or compared.  Some tests fail for this reason.  Launches after a test's first
+failure, in other processes, or on the device that a test calls "cuda" are not counted.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import pytest
 import torch
 
 FOLDER = os.environ.get("LAUNCHED")
-# Seconds of one core per variant, of 5 to 16 of each kernel under Triton 3.6.0.
+# Kernel -> seconds of one core for a variant, measured with 5 to 16 variants of each under Triton 3.6.0.
 SECONDS = {
     "mixed_kernel": 5.0, "blocks_kernel": 4.0, "shares_kernel": 2.4, "attention_kernel": 1.5,
     "merge_blocks_kernel": 0.9, "merge_states_kernel": 0.6, "copy_pages_kernel": 0.4,
 }  # fmt: skip
 ANOTHERS = 0.2
-# Measured with 14 workers and one H200: 568 tests of 750 variants took 157 seconds.  48 workers and four
-# H200 took 4.1 times the time of a core here, which nobody has explained.
+# Measured with 14 workers and one H200: 568 tests of 750 variants took 157 seconds.  With 48 workers and four H200,
+# compilation took 4.1 times the seconds of a core given here, for an unknown reason.
 SLOWER, SECONDS_PER_TEST, START, WORKERS = 1.4, 0.4, 45, 12
 
 lines: list[dict[str, Any]] = []
-seen: set[str] = set()  # by the test that runs
+seen: set[str] = set()  # variants that the running test would compile
 
 
 def _passes(*args: Any, **options: Any) -> float:
@@ -43,7 +43,7 @@ def _passes(*args: Any, **options: Any) -> float:
 
 
 def _compile(kernel: Any, key: Any, *args: Any) -> None:
-    """In place of Triton's: note the variant, and let the launch end."""
+    """Replace Triton's compilation: note the variant, and let the launch end."""
     text = re.sub(r" at 0x[0-9a-f]+", "", f"{kernel.module}:{kernel._fn_name} {key}")
     seen.add(f"{kernel._fn_name.rpartition('.')[2]} {hashlib.sha256(text.encode()).hexdigest()[:12]}")
 
@@ -54,7 +54,7 @@ def pytest_configure() -> None:
 
     from tests.support import comparing
 
-    comparing.compare = torch.testing.assert_close = _passes  # before others have them by name
+    comparing.compare = torch.testing.assert_close = _passes  # before other modules import them
     torch.equal = lambda *_: True
     from paged_attn.launching import launch, platform
     from paged_attn.preparation import processes

@@ -24,15 +24,15 @@ from tests.support import sass, warm
 MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
 # Bytes of shared memory that one program may have.
 SHARED = {"sm80": 166912, "sm90": 232448, "sm100": 232448, "gfx942": 65536}
-# What decides a row's bits in the loop over keys: a decode's kernel must do exactly what a prefill's does.
+# Opcodes that decide the bits of a row in the loop over keys.  A decode's kernel must execute the same as a prefill's.
 ARITHMETIC = ("FADD", "FMUL", "FFMA", "MUFU", "FMNMX", "SHFL", "F2FP", "HGMMA", "HMMA")
 IN_FOURS = ("LDG.E.128", "STG.E.128")  # four words of each thread
 INSTRUCTION = 16  # bytes, on sm_90
-SAID: dict[int, str] = {}  # by ptxas of kernels, by id; nothing of those that lay on disk
+SAID: dict[int, str] = {}  # id of a kernel -> what ptxas printed; "" if the kernel was found on disk
 
 
 def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """(variant, compiled kernel) of every launch that the calls would make on the target."""
+    """Yield (variant, compiled kernel) of every launch that the calls would make on the target."""
     import triton
 
     from paged_attn.launching import platform
@@ -59,7 +59,7 @@ def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[s
 
 
 def _tool(name: str, *args: str, source: bytes) -> str:
-    """What one of NVIDIA's programs, as they come with Triton, says about a file."""
+    """Return what one of NVIDIA's programs that come with Triton prints about a file with these bytes."""
     import triton
 
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
@@ -71,7 +71,7 @@ def _tool(name: str, *args: str, source: bytes) -> str:
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """Registers per thread, spilled bytes per thread and shared memory per program."""
+    """Return registers per thread, spilled bytes per thread and bytes of shared memory per program."""
     if "cubin" in kernel.asm:
         usage = _tool("cuobjdump", "--dump-resource-usage", source=kernel.asm["cubin"])
         number = {name: int(n) for name, n in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
@@ -84,7 +84,10 @@ def resources(kernel: Any) -> dict[str, int]:
 
 
 def pipelines(kernel: Any) -> list[list[list[int]]]:
-    """Of each loop with a matrix product, the buffers that it fills asynchronously: [tiles in flight, N, D] each."""
+    """Return, for each loop with a matrix product, the shapes of the buffers that it fills asynchronously.
+
+    A shape is [tiles in flight, N, D].
+    """
     lines = kernel.asm["ttgir"].splitlines()
     shapes, buffer_of, found = {}, {}, []
     for line in lines:
@@ -103,7 +106,7 @@ def pipelines(kernel: Any) -> list[list[list[int]]]:
 
 
 def instructions(kernel: Any) -> list[str]:
-    """SASS without addresses and lines of source, one instruction per entry, labels included as 'name:'."""
+    """Return SASS without addresses and source lines: an entry for each instruction, and 'name:' for each label."""
     found = []
     for line in _tool("nvdisasm", "-c", source=kernel.asm["cubin"]).splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
@@ -114,14 +117,14 @@ def instructions(kernel: Any) -> list[str]:
 
 
 def _ptxas() -> str:
-    """The one that makes code for sm_90: from Triton 3.9 on that which is named for Blackwell."""
+    """Return the name of the ptxas that Triton uses for sm_90: from 3.9 on, the one named after Blackwell."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     return Path(get_ptxas(90).path).name
 
 
 def wgmma_advice(kernel: Any) -> list[str]:
-    """What ptxas says about warp-group products, such as (C7510) on serialised ones."""
+    """Return ptxas' remarks on warpgroup products, such as (C7510) on serialised ones."""
     said = SAID.get(id(kernel), "")
     if not said:
         ptx = kernel.asm["ptx"]
@@ -131,11 +134,11 @@ def wgmma_advice(kernel: Any) -> list[str]:
 
 
 def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any]:
-    """What the tests assert on."""
+    """Return the facts about a kernel on which tests assert; `disassemble`: also those that need SASS."""
     facts = {"variant": variant, "kernel": kernel.metadata.name, **resources(kernel), "pipelines": pipelines(kernel)}
     if disassemble and "cubin" in kernel.asm:
         code = instructions(kernel)
-        facts["sass"] = hashlib.sha256("\n".join(code).encode()).hexdigest()  # two that are equal run alike
+        facts["sass"] = hashlib.sha256("\n".join(code).encode()).hexdigest()  # equal for equal code
         facts |= {"operations": sass.operations(code), "loops": sass.loops(code)}
         facts["in_fours"] = {name: sum(x == name for x in map(sass.whole_operation, code)) for name in IN_FOURS}
         facts["code_bytes"] = INSTRUCTION * facts["operations"].total()
@@ -154,7 +157,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
 
 
 def compiled(target: str, *args: str, **environment: str) -> list[dict[str, Any]]:
-    """The reports of this module, from a process in which kernels are compiled."""
+    """Run this module in a process in which kernels are compiled, and return its reports."""
     command = ["-m", "tests.machine_code", target, *args]
     environment = os.environ | {"TRITON_INTERPRET": "0"} | environment
     root = Path(__file__).parents[1]
@@ -174,7 +177,7 @@ def main() -> None:
     os.environ["TRITON_INTERPRET"] = "0"
     calls = importlib.import_module(options.calls).calls(options.words)
     calls = [x for x in calls if x[0] in options.words or not options.exactly]
-    gc.freeze()  # what is imported stays, and of compilers' objects few are in circles: a tenth of the time
+    gc.freeze()  # imports stay, and compilers make few reference cycles: collection would take a tenth of the time
     gc.set_threshold(50_000)
     for variant, kernel in compile_calls(options.target, calls):
         print(json.dumps(report(variant, kernel, not options.no_sass)), flush=True)

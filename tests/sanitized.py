@@ -1,7 +1,7 @@
 """A few launches of every kind, for tools that watch a program: `python -m tests.sanitized --part 0/4`.
 
-Inputs are made and results are compared on the host, so that nearly all that runs on the device are this library's
-kernels.  Each tensor has an allocation of its own if PYTORCH_NO_CUDA_MEMORY_CACHING=1: what is read beyond it is seen.
+Inputs are made and results are compared on the host, so nearly all kernels on the device are this library's.  With
+PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor has its own allocation, so the tools see every access beyond it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.hopper_cases import BLOCKS, SMALL, ragged
 
 FEW_HEADS = dict(heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16)
 MIXED = ragged((1, 300), (70, 130), (1, 0), (9, 9), (0, 20))
-# of the portable kernels, which take anything
+# Cases for the portable kernels, which take every call.
 PORTABLE: dict[str, dict[str, Any]] = {
     "decodes": ragged((1, 300), (1, 0), (1, 17)) | dict(decode_form=True),
     "decodes, x-packed": ragged((1, 300), (1, 0), (1, 17)) | dict(decode_form=True, layout="x", page_size=12),
@@ -40,7 +40,7 @@ HOPPER_WAYS = ("hopper_plans.mixed()", "hopper_plans.long()", "hopper_plans.apar
 
 
 def listed() -> list[tuple[str, tuple[str, ...], Case, str]]:
-    """(name, plans, case, function of each)."""
+    """Return (name, plans, case, function) of each launch or pair of launches to watch."""
     found = []
     for way in PORTABLE_WAYS:
         for name, fields in PORTABLE.items():
@@ -57,7 +57,7 @@ def listed() -> list[tuple[str, tuple[str, ...], Case, str]]:
 
 
 def moved(inputs: dict[str, Any], device: str) -> dict[str, Any]:
-    """The same tensors there, with the same strides in memory of the same size, views of one memory still of one."""
+    """Copy tensors to a device, with their strides and whole storages; views of one storage stay views of one."""
     there: dict[int, Any] = {}
 
     def tensor(x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def moved(inputs: dict[str, Any], device: str) -> dict[str, Any]:
 def attend(case: Case) -> None:
     host = cases.build(case)
     inputs = moved(host, "cuda")
-    for _ in range(2):  # with counters as the first run left them
+    for _ in range(2):  # the second call meets the counters as the first has left them
         result = paged_attn.paged_attention(**inputs)
         out, lse = result if case.lse else (result, None)
         cases.compare(case, out, lse, inputs, on="cpu")

@@ -1,10 +1,12 @@
-"""Which tests run where, and in which order, from what the tests say of themselves.
+"""Which tests run on which machine, and in which order, decided by markers.
 
-- `gpu`, `hopper`, `quick`, `long`, `kernels` are said by tests, `simulated` by files.
-- `thorough` is said by tests that take long, such as most of those of machine code.  It is added to most simulated
-  cases, and to half of the cases of large matrices.  `make test` leaves these out, and `make thorough` runs them.
-- `host`: asks for no device, so it is about plans, texts and compilers: it runs where the kernels are interpreted.
-- `smoke`: the first case of each test that has several, and that a GPU may fail.
+- Tests set `gpu`, `gpus`, `hopper`, `quick`, `long` and `kernels`; files set `simulated`.
+- Tests that take long, such as most of those of machine code, set `thorough`.  It is added here to most simulated
+  cases, to SLOW_LIKES, and without a GPU to half of the cases of tests that run kernels in many cases.  `make test`
+  leaves `thorough` out, and `make thorough` runs it.
+- `host` is added to tests that ask for no device, which are about plans, texts and compilers.  A GPU's suite leaves
+  them out.
+- `smoke` is added to the first case of each test that has several cases and may ask for a GPU.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from pathlib import Path
 
 import pytest
 
-Taken = Callable[[list[pytest.Item]], list[pytest.Item]]  # of a test's cases those that the whole suite has
+Taken = Callable[[list[pytest.Item]], list[pytest.Item]]  # all cases of a test -> those that the whole suite runs
 
 
 def is_simulated(file: Path) -> bool:
-    """Whether a file says that it is; others need not be imported to know that they are not."""
+    """Whether a file has the marker `simulated`; only its text is read, so other files need not be imported."""
     return "pytest.mark.simulated" in file.read_text(encoding="utf-8")
 
 
 def mark(items: list[pytest.Item]) -> None:
-    """Add `host` and `smoke` to those that they are true of."""
+    """Add the markers `host` and `smoke`."""
     met: set[str] = set()
     for item in items:
         kernels = any(item.get_closest_marker(name) for name in ("gpu", "gpus", "hopper"))
@@ -40,8 +42,8 @@ def mark(items: list[pytest.Item]) -> None:
         met.add(test)
 
 
-# Tests of processes and compilers that take ten seconds or more, and of which the whole suite has a like: another world
-# of ranks, target, way of starting or example.
+# Tests of processes and compilers that take ten seconds or more.  The whole suite keeps a similar test of each, with
+# another number of ranks, target, start method or example.
 SLOW_LIKES = (
     "test_ranks_have_the_results_of_one_process[4]",
     "test_no_order_of_kernels_changes_a_key",
@@ -66,7 +68,7 @@ def leave_slow_likes(items: list[pytest.Item]) -> None:
 
 
 def leave_to_cpus(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On a GPU, deselect what is the same there, unless it is asked for by its marker or its file."""
+    """On a GPU, deselect `host` tests, whose results are the same there, unless the marker or a file is asked for."""
     if "host" in config.option.markexpr or any(".py" in argument for argument in config.args):
         return
     left = [item for item in items if item.get_closest_marker("host")]
@@ -74,12 +76,12 @@ def leave_to_cpus(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=left)
 
 
-# What tests of plans and launches ask for, by fixtures.
+# Fixtures of tests of plans and launches.
 PLANNED = {"parts", "copied", "on_hopper"}
 
 
 def leave_to_kernels(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In plain torch, deselect what looks at plans, launches and processes of kernels."""
+    """In plain torch, deselect tests of plans, launches and processes of kernels."""
 
     def of_kernels(item: pytest.Item) -> bool:
         return bool(item.get_closest_marker("kernels") or PLANNED & {*getattr(item, "fixturenames", ())})
@@ -89,16 +91,16 @@ def leave_to_kernels(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=left)
 
 
-# Of large matrices of cases a machine without a GPU takes one in so many.  Names decide which: every n-th of a matrix
-# whose rows have n cases, or a multiple, would leave out the same columns of each row.
+# File with a large matrix of cases -> n: a machine without a GPU runs about one case in n, chosen by a hash of its
+# name.  Every n-th case would leave out the same columns of each row if n divides the cases of a row.
 ONE_IN = {
     "test_masks.py": 6, "test_latent.py": 3, "test_widths.py": 2, "test_gate.py": 2, "test_tree.py": 2,
     "test_token_scales.py": 2, "test_matrix.py": 2,
 }  # fmt: skip
 
-# On a GPU a case is mostly the compilation of its kernels: some four seconds of a core, and twelve workers have nine
-# minutes.  In these files cases are lists and matrices of variants, of which few are another case's.  Elsewhere many
-# cases share what is compiled, and all are taken.
+# On a GPU most of a case's time is the compilation of its kernels, some four seconds of a core, and twelve workers have
+# nine minutes.  In these files nearly every case is a variant of kernels of its own, so few cases run.  In other files
+# many cases share compiled kernels, and all run.
 OF_VARIANTS = (
     *(f"tests/{folder}/" for folder in ("arguments", "compiled", "features", "reference", "steps")),
     "tests/kernels/hopper/test_hopper",
@@ -107,12 +109,12 @@ MOST_ON_A_GPU = 8  # cases of a test
 
 
 def lot(item: pytest.Item) -> int:
-    """The lot of a case, by the names of its file and its own.  The folder of a subject has no part in it."""
+    """Return a hash of the names of a case and its file; the folder of the file does not count."""
     return zlib.crc32(re.sub(r"^tests/\w+/(?=test_)", "tests/", item.nodeid).encode())
 
 
 def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
-    """Cases by their test, each in the given order."""
+    """Return cases by their test, in the given order."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -120,7 +122,7 @@ def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
 
 
 def on_a_cpu(cases: list[pytest.Item]) -> list[pytest.Item]:
-    """The first case of a test, and one in so many."""
+    """Return a test's first case, and by lot one in ONE_IN of the others."""
     return [x for x in cases if x is cases[0] or lot(x) % ONE_IN.get(x.path.name, 1) == 0]
 
 
@@ -128,9 +130,9 @@ MANY = 8  # cases
 
 
 def leave_half_of_many(items: list[pytest.Item]) -> None:
-    """Without a GPU, mark half of a test's cases as `thorough`, if it runs kernels in MANY cases or more.
+    """Without a GPU, mark about half of a test's cases as `thorough`, if it runs kernels in MANY cases or more.
 
-    Of matrices, these are half of the cases that `on_a_cpu` takes.  The first case of a test is never marked.
+    Only cases that `on_a_cpu` takes count.  The first case of a test is never marked.
     """
     for cases in by_test(item for item in items if "device" in getattr(item, "fixturenames", ())).values():
         taken = [x for x in on_a_cpu(cases) if not x.get_closest_marker("thorough")]
@@ -140,7 +142,7 @@ def leave_half_of_many(items: list[pytest.Item]) -> None:
 
 
 def on_a_gpu(cases: list[pytest.Item]) -> list[pytest.Item]:
-    """The first case of a test, and others by lot: the root of their number of cases that are variants."""
+    """Return all cases of a test, or in OF_VARIANTS the first and, by lot, others: the square root of their number."""
     if not cases[0].nodeid.startswith(OF_VARIANTS):
         return cases
     first, *others = cases
@@ -148,10 +150,10 @@ def on_a_gpu(cases: list[pytest.Item]) -> list[pytest.Item]:
     return [first, *sorted(others, key=lot)[: count - 1]]
 
 
-# Of a test's quick cases `make test` simulates the first and each so-manieth; the others `make thorough` does.
+# File -> n: `make test` simulates every n-th of a test's quick cases, from the first on; `make thorough` does the rest.
 SIMULATED_ONE_IN = {"test_simulator.py": 1, "test_hopper_any.py": 6}  # elsewhere SIMULATED_ELSEWHERE
 SIMULATED_ELSEWHERE = 10
-SIMULATED = ("[prompt, softcap, float16]",)  # a format that no other case has
+SIMULATED = ("[prompt, softcap, float16]",)  # always simulated: no other case has this format
 
 
 def leave_to_thorough(items: list[pytest.Item]) -> None:
@@ -167,7 +169,7 @@ def leave_to_thorough(items: list[pytest.Item]) -> None:
 
 
 def thin_out(config: pytest.Config, items: list[pytest.Item], taken: Taken = on_a_cpu) -> None:
-    """Deselect what is `thorough`, and cases of each test that are not taken, unless file or marker is asked for."""
+    """Deselect `thorough` tests, and cases that are not taken, unless the marker or a file is asked for."""
     if "thorough" in config.option.markexpr or any(".py" in argument for argument in config.args):
         return
     met = {id(x) for cases in by_test(items).values() for x in taken(cases) if not x.get_closest_marker("thorough")}
@@ -177,7 +179,10 @@ def thin_out(config: pytest.Config, items: list[pytest.Item], taken: Taken = on_
 
 
 def balance(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long tests begin first, as many on each worker: xdist deals out runs of the list, and takes from their ends."""
+    """Put long tests first in each worker's part, equally many in each.
+
+    xdist gives each worker a run of the list, and lets idle workers take from the ends of other runs.
+    """
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     long = [item for item in items if item.get_closest_marker("long")]
     short = iter([item for item in items if not item.get_closest_marker("long")])

@@ -1,8 +1,8 @@
-"""A reduced suite under each Triton that is known beside the environment's own: required; under a newer one: reported.
+"""A reduced suite under every known Triton other than the environment's, or, as a report, under the newest.
 
-`make tritons` fetches each into a folder of its own, in front of the environment's, and tries a few variants of each
-dialect: machine code for sm_90 is complained about as that of the environment's Triton is, Hopper kernels are
-simulated, portable ones interpreted.  `make newest` does the same with the newest on the index, and only reports.
+`make tritons` fetches each version into a folder of its own and tries a few variants of each dialect: it applies the
+environment's checks of machine code for sm_90, simulates Hopper kernels and interprets portable ones.  `make newest`
+does the same with the newest version on the index, and only reports.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tests.support import index
 
 ROOT = Path(__file__).parents[1]
 TARGET = "sm90"
-# The other known versions, and what each needs instead of what the environment has.
+# Known versions other than the environment's -> packages that each needs instead of the environment's.
 VERSIONS = {
-    "3.6.0": ("numpy<2.4",),  # its interpreter turns arrays of one element into loop bounds, which numpy 2.4 refuses
+    "3.6.0": ("numpy<2.4",),  # its interpreter converts arrays of one element to loop bounds, which numpy 2.4 refuses
     "3.8.0": (),
     "3.9.0": (),
 }
-# Each kernel, both schedules, every kind of loop and number format; few, for CI waits for them.
+# Variants with each kernel, both schedules, every kind of loop and number format; few, because CI waits for them.
 VARIANTS = {
     "portable": (
         *("decode", "decode split features", "decode e4m3", "prefill", "prefill features", "prefill packed"),
@@ -40,7 +40,7 @@ VARIANTS = {
         *("decode of 12", "decode split all fp8", "speculate 32", "prefill window sinks", "long", "two lists"),
         *("chunk x-packed new", "mixed", "mixed e4m3, no lse"),
     ),
-    # of two widths, wide heads and latents, few rows and blocks of many
+    # keys and values of two widths, wide heads and latents, in few rows and in blocks of many rows
     "wide": (
         *("decode 192 and 128", "decode split latent", "decode latent 64 heads", "decode e4m3 latent 32 heads"),
         "prompts new 192 and 128",
@@ -51,7 +51,7 @@ VARIANTS = {
     "interpreted": ("selftest",),
 }
 DONE = {"portable": "sound", "hopper": "sound", "wide": "sound", "simulated": "right", "interpreted": "right"}
-# What one version's compiler does worse, and why it is left so: (version, variant) to how its complaint begins.
+# (version, variant) -> beginning of an accepted complaint about what this version's compiler does worse.
 KNOWN_COMPLAINTS = {
     ("3.8.0", "long"): "permutes words of weights",  # carried as numbers: `shim.COPIES_OPERANDS` says why
     ("3.8.0", "mixed e4m3, no lse"): "has 50 KB of machine code",  # 0.6 KB more: LLVM's vectorizer is off
@@ -65,15 +65,15 @@ KNOWN_COMPLAINTS = {
 
 
 class Row(NamedTuple):
-    """What came of a variant."""
+    """The outcome of a variant."""
 
     dialect: str
     variant: str
-    why: str  # it failed, "" if it did not
+    why: str  # the reason of a failure; "" if there was none
 
 
 def main() -> None:
-    """Try every variant under every version, a process each for a version and a dialect, as many as there are cores."""
+    """Try every variant under every version, with a process for each version and dialect, as many at once as cores."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--dialect", choices=VARIANTS, help="try these here, and print a JSON object each")
     options.add_argument("--newest", action="store_true", help="only report on the newest Triton on the index")
@@ -111,14 +111,14 @@ def main() -> None:
 
 
 def fetch(version: str, needs: Sequence[str], folder: Path) -> None:
-    """Triton into a folder, where it is not yet; the newest one anew each time."""
+    """Install Triton into a folder, unless it is there; version "" is the newest, which is always installed anew."""
     if not version:
         shutil.rmtree(folder, ignore_errors=True)
     index.install(folder, f"triton=={version}" if version else "triton", *needs)
 
 
 def tried(dialect: str) -> Iterator[dict[str, str]]:
-    """Each variant when it begins and when it is done; one that fails has a reason."""
+    """Yield a variant when it begins, and again with its `why` when it is done: "", or the reason of its failure."""
     os.environ["TRITON_INTERPRET"] = "1" if dialect == "interpreted" else "0"
     os.environ["PAGED_ATTN_HOPPER"] = "0" if dialect in ("portable", "interpreted") else "1"
     os.environ["SIMULATE"] = "1" if dialect == "simulated" else "0"
@@ -133,7 +133,7 @@ def tried(dialect: str) -> Iterator[dict[str, str]]:
                 raise ImportError(missing)
             attempt(variant)
             yield {"variant": variant, "why": ""}
-        except Exception as error:  # a compiler fails in ways of its own, and they are what is reported
+        except Exception as error:  # whatever a compiler raises is to be reported
             yield {"variant": variant, "why": _reason(error)}
 
 
@@ -164,7 +164,7 @@ def _compile(variant: str) -> None:
 
 
 def _compile_wide(variant: str) -> None:
-    """What a compiler that refuses a helper of theirs shows, and products as many as they need."""
+    """Compile kernels of two widths, wide heads or latents; check shared memory, ptxas' advice and products."""
     from tests.kernels.hopper import test_wide_blocks_machine_code, test_wide_shares_machine_code
     from tests.machine_code import SHARED, compile_calls, report
     from tests.support import hopper_complaints, variants, wide_variants
@@ -199,7 +199,7 @@ def _interpret(_: str) -> None:
 
 
 def child(dialect: str, folder: Path) -> subprocess.Popen[str]:
-    """A compiler that dies takes its process with it: that of one dialect, not this one."""
+    """Start a process that tries one dialect, because a compiler that crashes ends its process."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.tritons", "--dialect", dialect]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
@@ -211,13 +211,13 @@ def child(dialect: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[str, str, int]:
-    """What a process said, its errors, its status."""
+    """Wait for a process; return (its output, its errors, its status)."""
     said, errors = process.communicate()
     return said, errors, process.returncode
 
 
 def rows(dialect: str, said: str, errors: str, status: int) -> list[Row]:
-    """All variants, also those that a process which died did not come to."""
+    """Return a row for each variant of a dialect, also for those that a crashed process did not reach."""
     lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     if not lines:
         raise RuntimeError(f"nothing could be tried:\n{errors[-2000:]}")
@@ -231,10 +231,10 @@ def rows(dialect: str, said: str, errors: str, status: int) -> list[Row]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first error of a chain, in a line."""
+    """Return the first error of a chain of causes, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = " ".join(str(error).rpartition("^")[2].split())  # a compiler shows the source, and what is wrong under it
+    text = " ".join(str(error).rpartition("^")[2].split())  # a compiler prints the source, and the error below it
     return f"{type(error).__name__}: {text if len(text) <= 400 else '... ' + text[-400:]}"
 
 

@@ -1,6 +1,6 @@
 """What has to work without Triton, in plain torch: importing, calls, the command, the demo, and a reduced suite.
 
-`make without-triton` runs it in an environment that has every package of this one but Triton, by links.
+`make without-triton` runs it in an environment with links to every package of this one except Triton.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMMANDS = (
 
 
 def environment() -> Path:
-    """The Python of an environment with links to this one's packages."""
+    """Make an environment with links to this one's packages, Triton and paged_attn excepted; return its Python."""
     venv.create(FOLDER, symlinks=os.name != "nt", clear=True)
     python = FOLDER / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     asked = "import sysconfig; print(sysconfig.get_paths()['purelib'])"

@@ -1,12 +1,12 @@
-"""Another Triton for a machine without a network: pack a wheel into small pieces, and unpack them there.
+"""Bring another Triton to a machine without a network: pack a wheel into small pieces, and unpack them there.
 
     pip download --no-deps --python-version 3.12 --only-binary=:all: -d wheels triton==3.9.0
     python tools/carry_triton.py pack wheels/triton-3.9.0-*.whl pieces          # needs binutils' strip
     python tools/carry_triton.py unpack pieces build/triton-3.9.0                # needs Python alone
     PYTHONPATH=build/triton-3.9.0 python -m pytest tests
 
-The wheel has to be one for the Python of that machine.  Profilers, libraries to link with, compilers for other chips
-and the symbols of libtriton.so stay behind: of 3.9.0's 1,040 MB some 40 travel.
+The wheel has to be one for that machine's Python.  Profilers, disassemblers, files for other chips and the symbols of
+libtriton.so are left out, so the pieces of 3.9.0 have some 40 MB instead of 1,040.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Paths with one of these in them are not needed to import Triton, nor to compile and launch for Hopper.
+# Files whose paths contain one of these are not needed to import Triton, nor to compile and launch for Hopper.
 LEFT_OUT = (
     *("/cupti", "libproton", "/instrumentation/", "/plugins/", "FileCheck", "nvdisasm", "cuobjdump"),
     *("/backends/amd/include", "/backends/amd/lib/", "/profiler/"),
 )
-# Of two assemblers each version asks for one where it compiles for Hopper, from 3.9 on for the newer.
+# A wheel has two assemblers.  For Hopper, Triton uses the first before 3.9, and the second from 3.9 on.
 ASSEMBLERS = ("ptxas", "ptxas-blackwell")
-STRIPPED = "libtriton.so"  # most of it are symbols
+STRIPPED = "libtriton.so"  # symbols are most of its bytes
 MEGABYTE = 10**6
 
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def pack(wheel: Path, pieces: Path, limit: int) -> Iterator[Path]:
-    """What is needed of a wheel, compressed, in files of at most so many bytes; yields each."""
+    """Compress the needed files of a wheel into pieces of at most `limit` bytes; yield the path of each piece."""
     packed = io.BytesIO()
     newer = tuple(map(int, re.findall(r"\d+", wheel.name)[:2])) >= (3, 9)
     other = "/bin/" + ASSEMBLERS[not newer]
@@ -75,7 +75,7 @@ def pack(wheel: Path, pieces: Path, limit: int) -> Iterator[Path]:
 
 
 def stripped(library: bytes) -> bytes:
-    """A shared library without the symbols that nobody looks up when it is loaded."""
+    """Return a shared library without the symbols that its loading does not need."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "library.so"
         file.write_bytes(library)
@@ -84,7 +84,7 @@ def stripped(library: bytes) -> bytes:
 
 
 def unpack(pieces: Path, folder: Path) -> None:
-    """The files that `pack` has packed, from all pieces of a folder, which are of one wheel."""
+    """Unpack what `pack` has packed, from a folder that holds all pieces of one wheel and of no other."""
     found = sorted(pieces.glob("*.tar.xz.[0-9][0-9]"))
     if not found or len({piece.name[:-3] for piece in found}) > 1:
         raise SystemExit(f"{pieces} must hold the pieces of one wheel, found {[piece.name for piece in found]}")

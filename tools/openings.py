@@ -23,13 +23,13 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def leans(text: str, names: frozenset[str] = frozenset()) -> bool:
-    """Whether a docstring opens with a leaning word, or in lower case with none of these names."""
+    """Whether a docstring opens with a leaning word, or with a lower-case word that is not among `names`."""
     word = WORD.match(text)
     return LEANING.match(text) is not None or (word is not None and word[0] not in names)
 
 
 def openings(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, first line) of each docstring that leans; arguments of a function may open its docstring."""
+    """Yield (line number, first line) of each docstring that leans; a function's may open with an argument."""
     for node in ast.walk(ast.parse(source)):
         text = ast.get_docstring(node) if isinstance(node, Documented) else None
         if text and leans(text, _arguments(node)):
@@ -37,13 +37,13 @@ def openings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _arguments(node: ast.AST) -> frozenset[str]:
-    """Names of a function's arguments; none for classes and modules."""
+    """Return the names of a function's arguments; none for classes and modules."""
     arguments = getattr(node, "args", None)
     return frozenset(x.arg for x in ast.walk(arguments) if isinstance(x, ast.arg)) if arguments else frozenset()
 
 
 def allowance() -> dict[str, int]:
-    """Allowed openings by path."""
+    """Return the number of allowed openings by path."""
     lines = ALLOWANCE.read_text().splitlines() if ALLOWANCE.exists() else []
     return {path: int(count) for count, path in (line.split(maxsplit=1) for line in lines)}
 

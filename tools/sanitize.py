@@ -1,13 +1,14 @@
 """compute-sanitizer over a few launches of every kind, on a GPU: `python -m tools.sanitize --output sanitizer.json`.
 
-Kernels are compiled first, without a tool, by processes side by side.  Then each tool watches parts of the cases side
-by side, for at most so long; what has not begun by then is told.  `--seconds` is for all of it: compilation takes what
-it needs of that, up to half, and the tools share what is left by their weight, one that is done early leaving its rest
-to those behind it.  Of 49 cases an H200's host compiled for 121 s, and memcheck took 91 s, with 4 processes.
+Several processes first compile all kernels, without a tool.  Then the tools run one after another, each in several
+processes that divide the cases.  `--seconds` limits the whole run: compilation may take half of it, and the tools share
+the rest by their weights.  Time that a pass does not need goes to the later ones.  Cases that a limit cuts off are
+counted; cases that have not begun are missing from the number done.  For 49 cases and 4 processes an H200's host
+compiled for 121 s, and memcheck took 91 s.
 
-Where a command may take only some minutes, one tool at a time: `--tools racecheck`.  Where kernels of an earlier run
-lie on the same disk, `--no-compile` leaves the first pass out; `--part 1/3` is every third case, from the second on.
-With `--output`, a later run adds its tools to what is in the file.  Needs compute-sanitizer (CUDA's toolkit).
+If a command may take only some minutes, run one tool at a time: `--tools racecheck`.  If kernels of an earlier run are
+on the disk, `--no-compile` leaves the first pass out.  `--part 1/3` is every third case, from the second on.  With
+`--output`, a later run adds its tools to those in the file.  Needs compute-sanitizer (CUDA's toolkit).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-TOOLS = {"racecheck": 3.0, "initcheck": 1.0, "memcheck": 1.0}  # by what they need of the time, the slowest first
+TOOLS = {"racecheck": 3.0, "initcheck": 1.0, "memcheck": 1.0}  # tool -> weight by its time, the slowest first
 ROOT = Path(__file__).parents[1]
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 PROGRAM = [sys.executable, "-m", "tests.sanitized"]
@@ -34,9 +35,9 @@ PROGRAM = [sys.executable, "-m", "tests.sanitized"]
 def run(
     command: list[str], parts: int, seconds: float, only: str, part: tuple[int, int] = (0, 1)
 ) -> list[tuple[int | None, str]]:
-    """(status, output) of each process, run side by side; the status is None where time was up.
+    """Run `parts` processes side by side; return (status, output) of each.  Status None: its time was up.
 
-    part: (i, n), of whose cases each process has a part in turn.
+    part: (i, n), the processes divide every n-th case from the i-th on.
     """
     first, step = part
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(ROOT)}
@@ -60,13 +61,13 @@ def run(
 
 
 def share(left: float, passes: list[str]) -> float:
-    """Seconds for the first of the passes that are left: half of them for compilation, else by weight."""
+    """Return the seconds of passes[0], out of `left` for all these passes: half for compilation, else by weight."""
     weights = [TOOLS.get(tool, 1.0) for tool in passes if tool != "none"]
     return max(0.0, left * (0.5 if passes[0] == "none" else weights[0] / sum(weights)))
 
 
 def read(outputs: list[tuple[int | None, str]]) -> dict[str, Any]:
-    """What a tool has said: cases begun and ended, wrong results, reports by their first line and kernel."""
+    """Return what a tool's outputs say: cases begun and ended, wrong results, errors, reports by first two lines."""
     numbers: dict[str, Any] = {"begun": 0, "ended": 0, "wrong": [], "errors": 0, "unfinished": [], "failed": []}
     reports: Counter[str] = Counter()
     for status, output in outputs:
