@@ -1,4 +1,4 @@
-"""Calls to spoil, ways to spoil them, and what a refusal is: shared by the tests of bad input."""
+"""Valid calls, changes that make them invalid, and the assertion of a refusal, for all tests of bad input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.cases import E4M3, E5M2, Case, build
 Inputs = dict[str, Any]
 Change = Callable[[Inputs], Inputs]
 
-# Every axis has its own size: tokens 5, seqs 3, heads 6, kv_heads 2, head_dim 32, pages 12, page_size 8, max_pages 7.
+# Each axis has another size: tokens 5, seqs 3, heads 6, kv_heads 2, head_dim 32, pages 12, page_size 8, max_pages 7.
 PLAIN = Case(
     "plain", (1, 3, 1), (20, 3, 33), heads=6, kv_heads=2, page_size=8, dtype=torch.bfloat16, sinks=True, alibi=True
 )
@@ -54,7 +54,7 @@ def call_of(name: str, device: str) -> Inputs:
 
 
 def strided(tensor: Tensor) -> Tensor:
-    """A tensor of equal shape, with a gap after each element of the last axis."""
+    """Return zeros of the same shape, with a gap after each element of the last axis."""
     return torch.zeros((*tensor.shape, 2), dtype=tensor.dtype, device=tensor.device)[..., 0]
 
 
@@ -93,7 +93,7 @@ SCALE = "a finite number > 0, or a float32 tensor"
 
 
 def refuses(function: Callable[..., Any], inputs: Inputs, error: type[Exception], text: str) -> None:
-    """The call raises exactly this, and no tensor of it changes."""
+    """Assert that the call raises exactly this error and text, and changes none of its tensors."""
     tensors = {
         name: given for name, given in inputs.items() if isinstance(given, Tensor) and given.device.type != "meta"
     }
@@ -111,6 +111,6 @@ def as_bytes(given: Tensor) -> Tensor:
 
 
 def accept(inputs: Inputs) -> check.Axes:
-    """The host's check alone, with the defaults of the public call."""
+    """Run the host's checks alone, with the defaults of the public call."""
     given, options = bound(inputs)
     return check.check_attention(given, options)

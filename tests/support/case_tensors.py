@@ -1,4 +1,4 @@
-"""Tensors of a case: random where a call may look, poison everywhere else."""
+"""Tensors of a case: random where a call may read, poison everywhere else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from tests.support.cases import Case
 
 BAD_PAGE = 2**31 - 1
-# Scales that are tensors: of one number, or one for each KV head, of all sequences or of each.
+# Forms of scales that are tensors -> function of (scales, number of sequences) that makes them.  There are scales of one
+# number, of one for each KV head, of one for each sequence and KV head, and by token.
 SCALES = {
     "tensor": lambda x, seqs: x,
     "scalar": lambda x, seqs: x[0],
@@ -29,12 +30,12 @@ SCALES = {
     "per_token": lambda x, seqs: x,
     "per_token, float16": lambda x, seqs: x,
 }
-# Scales where fp8 has 1: normal numbers then take up most of the range of int8 and of int4.
+# Factors on scales, 1 for fp8, with which normal numbers fill most of the range of int8 and of int4.
 STEPS = {INT8: 1 / 32, INT4: 1 / 3}
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator, scale: Any = None) -> Tensor:
-    """Normal numbers / scale, for the call sees stored value * scale."""
+    """Return normal numbers divided by a scale, or by its mean, because a call multiplies stored numbers by it."""
     values = torch.randn(shape, generator=rng, device=rng.device)
     if scale is not None:
         values = values / (scale.mean() if isinstance(scale, Tensor) else scale)
@@ -42,7 +43,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator, sc
 
 
 def nans(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
-    if is_scaled(dtype):  # int8 has no NaN, but 127 is far from the numbers of a case
+    if is_scaled(dtype):  # 0x7F is NaN in fp8; int8 has no NaN, but 127 is far from the numbers of a case
         return torch.full(shape, 0x7F, dtype=torch.uint8, device=device).view(dtype)
     return torch.full(shape, torch.nan, dtype=dtype, device=device)
 
@@ -65,13 +66,13 @@ def scales_of(case: Case, rng: torch.Generator) -> dict[str, Any]:
 
 
 def poisoned(case: Case, of_seqs: Tensor) -> Tensor:
-    """Numbers [seqs, ...] of each sequence, poison where a sequence has no keys."""
+    """Return `of_seqs` [seqs, n] with NaN in the rows of sequences without keys."""
     empty = torch.tensor([n <= 0 for n in case.seq_lens], dtype=torch.bool, device=of_seqs.device)
     return of_seqs.masked_fill(empty[:, None], torch.nan)
 
 
 def slopes_of(case: Case) -> Tensor:
-    """[heads], or of each sequence [seqs, heads], with poison where it has no keys; if strided a slice."""
+    """Return slopes [heads], or [seqs, heads] with NaN for sequences without keys; strided: a slice."""
     slopes = 2.0 ** -(8.0 * torch.arange(1, case.heads + 1) / case.heads)
     if not case.slopes_of_seqs:
         return slopes
@@ -82,9 +83,10 @@ def slopes_of(case: Case) -> Tensor:
 
 
 def positions_of(case: Case) -> Tensor:
-    """[tokens] int32: places in the sequence, or of nodes at their depths; poison in padding and where not asked.
+    """Return query positions [tokens] int32: places, or for nodes of trees context + depth.
 
-    A node's parent is one of the eight before it, or nobody.  Every third sequence is no tree.
+    A node's parent is one of the eight nodes before it, or none.  Every third sequence is not a tree.  Padding, and
+    tokens that `only` leaves out, have poison.
     """
     rng = random.Random(case.seed)
     positions = [BAD_PAGE] * case.tokens
@@ -102,14 +104,14 @@ def positions_of(case: Case) -> Tensor:
 
 
 def windows_of(case: Case, device: torch.device | str) -> Tensor:
-    """[heads, 2], the window of each head; of a strided case a slice of a wider tensor."""
+    """Return the window of each head, [heads, 2]; strided: a slice of a wider tensor."""
     wider = torch.full((case.heads, 2 + case.strided), BAD_PAGE, dtype=case.integers)
     wider[:, :2] = torch.tensor(case.windows)
     return wider.to(device)[:, :2]
 
 
 def mask_of(case: Case, rng: torch.Generator) -> Tensor:
-    """[tokens, words] int32: about half of all, and that of a query itself where it has one."""
+    """Return a `qq_mask` [tokens, words] int32: half of the bits are set, and each query's own bit if it has one."""
     shape, least = (case.tokens, case.qq_mask), -(2**31)
     bits = torch.randint(least, -least, shape, generator=rng, device=rng.device, dtype=torch.int32)
     index = torch.cat([torch.arange(n) for n in (*case.query_lens, case.padding)])
@@ -122,7 +124,7 @@ def mask_of(case: Case, rng: torch.Generator) -> Tensor:
 
 
 def token_scales_of(case: Case, scale: Any, rng: torch.Generator) -> Tensor:
-    """A temperature of each token, times the scale of fp8 queries; poison in padding, and where a sequence is empty."""
+    """Return a random scale of each token, times the scale of fp8 queries; NaN in padding and for empty sequences."""
     of_token = 0.5 + torch.rand((case.tokens, 1), generator=rng, device=rng.device)
     seen = [n > 0 for n, queries in zip(case.seq_lens, case.query_lens) for _ in range(queries)]
     of_token[~torch.tensor(seen + [False] * case.padding, dtype=torch.bool)] = torch.nan
@@ -133,11 +135,11 @@ def token_scales_of(case: Case, scale: Any, rng: torch.Generator) -> Tensor:
     if case.scales.startswith("per_seq"):
         seq = [seq for seq, queries in enumerate(case.query_lens) for _ in range(queries)] + [0] * case.padding
         return of_token * scale[torch.tensor(seq, dtype=torch.int64, device=rng.device)]
-    return of_token * scale.reshape(-1)[: case.kv_heads]  # of all heads one, or one each
+    return of_token * scale.reshape(-1)[: case.kv_heads]  # one for all heads, or one for each KV head
 
 
 def gate_of(case: Case, dtype: torch.dtype, rng: torch.Generator) -> Tensor:
-    """[tokens, heads, value_dim] of any size; poison in padding, and where a sequence is empty."""
+    """Return a gate [tokens, heads, value_dim] of normal numbers times 3; NaN in padding and for empty sequences."""
     heads = case.heads * (1 + case.strided)
     gate = 3 * numbers((case.tokens, heads, case.value_width), dtype, rng)[:, : case.heads]
     seen = [n > 0 for n, queries in zip(case.seq_lens, case.query_lens) for _ in range(queries)]
@@ -146,7 +148,7 @@ def gate_of(case: Case, dtype: torch.dtype, rng: torch.Generator) -> Tensor:
 
 
 def new_of(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """k_new [tokens, kv_heads, head_dim] and v_new, NaN in padding and before position 0."""
+    """Return k_new [tokens, kv_heads, head_dim] and v_new (latent: None), with NaN in padding and before position 0."""
     pos = torch.cat([torch.arange(c, c + n) for c, n in zip(case.context_lens, case.query_lens, strict=True)])
     live = torch.cat([pos >= 0, torch.zeros(case.padding, dtype=torch.bool)]).to(rng.device)
     widest = max(case.head_dim, case.value_width)
@@ -160,7 +162,10 @@ def new_of(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
 
 
 def caches_of(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """page_table [seqs, columns], K and V caches: random keys in live slots, poison elsewhere."""
+    """Return page_table [seqs, columns], K and V caches: random numbers in live slots, poison elsewhere.
+
+    Scales by token are added to `scales`.  filled: False leaves the caches uninitialised.
+    """
     page, device = case.page_size, rng.device
     query_lens, contexts = torch.tensor(case.query_lens), torch.tensor(case.context_lens)
     held = (contexts if case.new else torch.tensor(case.seq_lens)).clamp(min=0)  # keys in the cache
@@ -171,13 +176,13 @@ def caches_of(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: 
             first[seq] = max(0, min([int(first[seq]), *[a for a, b in ranges if a <= case.context_lens[seq] < b]]))
     own = key_bounds_of(case).own_before
     first, held, prefix = own(first), own(held), own(torch.tensor(case.prefix_lens))
-    first = torch.where(query_lens == 0, held, first)  # nobody asks, so nothing need exist
+    first = torch.where(query_lens == 0, held, first)  # without queries no page has to be live
     columns = torch.arange(int((held + page - 1).max()) // page + 2)  # two columns past the longest
     live = (columns >= first[:, None] // page) & (first < held)[:, None]
     live |= (columns * page < prefix[:, None]) & (query_lens > 0)[:, None]
     live &= columns * page < held[:, None]
     seq, column = live.nonzero(as_tuple=True)
-    left = (held[:, None] - columns * page)[live]  # live slots from the start of each live page
+    left = (held[:, None] - columns * page)[live]  # keys from the start of each live page to the end
 
     num_live = len(column)
     num_pages = max(num_live + 2 + case.run, case.pages)
@@ -220,13 +225,16 @@ def caches_of(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: 
         else:
             order = {"NHD": (0, 1, 2, 3), "HND": (0, 2, 1, 3), "x": (0, 3, 1, 2)}[case.layout]
             bits(cache).permute(order)[ids.to(device)] = bits(keys)
-    if by_slot and case.latent:  # values have the scale of keys
+    if by_slot and case.latent:  # the scales of keys are those of values, too
         scales["v_scale"] = None
     return table.to(device)[:, : len(columns)], *caches
 
 
 def slot_scales(case: Case, num_pages: int, ids: Tensor, scale: Tensor, dead: Tensor) -> Tensor:
-    """Scales by token [live pages, page_size, kv_heads] in their pages, and poison elsewhere; if strided a slice."""
+    """Return scales by token of all pages: `scale` [live pages, page_size, kv_heads] in pages `ids`, NaN elsewhere.
+
+    For a strided case they are a slice of a wider tensor.
+    """
     dtype = torch.float16 if case.scales.endswith("float16") else torch.float32
     rows = scale.masked_fill(dead[:, :, None], torch.nan).to(dtype)
     rows = rows if case.layout == "NHD" else rows.transpose(1, 2)
@@ -237,7 +245,10 @@ def slot_scales(case: Case, num_pages: int, ids: Tensor, scale: Tensor, dead: Te
 
 
 def ragged(case: Case, table: Tensor) -> tuple[Tensor, Tensor]:
-    """(indptr, indices) of a page table: poison where its rows have it, and behind the last one."""
+    """Return (indptr, indices) of a page table, its poison included; more poison is behind the last row.
+
+    With `gaps`, poison is behind other rows, too.
+    """
     held = key_bounds_of(case).own_before(torch.tensor(case.context_lens if case.new else case.seq_lens).clamp(min=0))
     counts = [-(-int(keys) // case.page_size) for keys in held]
     rng, nobodys = random.Random(case.seed), torch.full((3,), BAD_PAGE, dtype=table.dtype)
@@ -259,7 +270,7 @@ def _memory(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
 
 
 def _empty_caches(case: Case, num_pages: int, device: Any, made: Callable[..., Tensor] = nans) -> tuple[Tensor, Tensor]:
-    """K and V caches of the case's layout, all NaN; of a shared buffer every page holds its K and its V."""
+    """Return K and V caches of the case's layout, made by `made`; in a shared buffer each page holds its K and V."""
     dtype, heads, page = case.dtype_of_cache, case.kv_heads, case.page_size
     dim, value_dim = case.head_dim, case.value_width
     x = case.x or math.gcd(dim, 16 // dtype.itemsize)
@@ -284,9 +295,9 @@ def _empty_caches(case: Case, num_pages: int, device: Any, made: Callable[..., T
 
 
 def spans_of(case: Case) -> list[list[list[int]]]:
-    """[seqs, spans + 1, 2]: one across the first query, one at the end or past it, others anywhere, and one of none.
+    """Return spans [seqs, spans + 1, 2]: disjoint ranges of positions, some across the first query, and an empty one.
 
-    None of them meets another, as no two images do.
+    A span may end past the last key.  Empty spans are [-1, -1].
     """
     rng = random.Random(case.seed)
     found = []

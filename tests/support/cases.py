@@ -2,8 +2,8 @@
 
 `build(case)` makes the keyword arguments of `paged_attn.paged_attention`.  Everything that the call must not read is
 poison: NaN in dead slots, free pages, padding tokens and `out`; page id 2^31 - 1 in table tails and left of windows.
-`run(case)` calls the library and the reference and compares.  Tensors, comparisons and formats have files of
-their own; names of these that tests ask for are here, too.
+`run(case)` calls the library and the reference and compares the results.  case_tensors.py, comparing.py and formats.py
+do the work; this module exports the names that tests import from them.
 """
 
 from __future__ import annotations
@@ -88,54 +88,54 @@ class Case:
     heads: int = 2
     kv_heads: int = 1
     head_dim: int = 32
-    value_dim: int | None = None  # of values and results; None: head_dim
+    value_dim: int | None = None  # dims of values and results; None: head_dim
     page_size: int = 16
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None  # None: dtype
-    new_dtype: torch.dtype | None = None  # of k_new, v_new; None: the widest of dtype, cache_dtype, or bfloat16
+    new_dtype: torch.dtype | None = None  # of k_new, v_new; None: `widest` of dtype and cache_dtype
     out_dtype: torch.dtype | None = None  # None: dtype, or bfloat16 beside an fp8 query
     layout: str = "NHD"  # "NHD" | "HND" | "x" (packed)
-    x: int | None = None  # elements of the innermost axis of a packed K cache; None: 16 bytes of them
+    x: int | None = None  # elements of the innermost axis of an x-packed K cache; None: 16 bytes of them, at most
     shared_buffer: bool = False  # K and V are views of one buffer
     latent: bool = False  # V is the first value_dim dims of K, and v_new is None
-    run: int = 1  # pages that lie side by side in the cache; then a run anywhere
-    pages: int = 0  # at least so many pages in the cache, the live ones last; 0: a few free pages, mixed in
+    run: int = 1  # pages of a run, which lie side by side in the cache; runs are in random order
+    pages: int = 0  # least number of pages of the cache, live pages last; 0: a few free pages among the live ones
     new: bool = False  # the call's own keys and values come from k_new, v_new, and the cache does not hold them
     causal: bool = True
-    causal_by_seq: bool = False  # causal is a tensor: every other sequence is as `causal` says, from the first on
+    causal_by_seq: bool = False  # causal is a tensor: `causal` for sequences 0, 2, ..., its opposite for the others
     window_size: tuple[int, int] = (-1, -1)
-    head_windows: tuple[tuple[int, int], ...] = ()  # window_size is a tensor: heads have these in turn
-    spans: int = 0  # so many of each sequence at most (`spans_of`), and one that is none
+    head_windows: tuple[tuple[int, int], ...] = ()  # window_size is a tensor: heads have these windows in turn
+    spans: int = 0  # maximum number of a sequence's spans (`spans_of`), which an empty one follows
     clip_spans: bool = False
     chunk: int | None = None
-    prefix: int = 0  # prefix_lens are this, three times it, none, one and more than there are, in turn
+    prefix: int = 0  # prefix_lens are in turn: this, three times this, 0, 1, more than seq_len; 0: none
     softmax_scale: float | None = None
     softcap: float = 0.0
     alibi: bool = False
     alibi_symmetric: bool = False
-    slopes_of_seqs: bool = False  # alibi_slopes are of each sequence
+    slopes_of_seqs: bool = False  # alibi_slopes are [seqs, heads]
     sinks: bool = False
-    qq_bias: int = 0  # n of the [n, n] matrix; 0: off
-    bias_of_seqs: bool = False  # qq_bias is a matrix of each sequence
-    qq_mask: int = 0  # words of a mask in which about half of the bits are set, beside that of a query itself
+    qq_bias: int = 0  # n of the [n, n] matrix; 0: none
+    bias_of_seqs: bool = False  # qq_bias is [seqs, n, n]
+    qq_mask: int = 0  # words of a query's mask (`mask_of`); 0: none
     tree: bool = False  # about half of qq_bias is -inf, as in tree decoding
-    positions: str = ""  # of queries: "slots" | "tree", depths in random trees unknown to qq_bias; "": none
+    positions: str = ""  # query_positions: "slots" | "tree": depths in trees that qq_bias does not know; "": none
     score_mod: str = ""  # one of tests.support.score_mods.MODS
     gate: bool = False
-    token_scales: bool = False  # q_scale is one of each token, of fp8 queries that are scaled by head of each head
-    scales: str = "none"  # of fp8 and int8 tensors: "none" (1.0) | "float" | one of SCALES
-    out_scale: float = 0.02  # used where out is fp8
+    token_scales: bool = False  # q_scale is by token; with fp8 queries scaled by head, by token and KV head
+    scales: str = "none"  # of fp8, int8 and int4 tensors: "none" (the default) | "float" | one of SCALES
+    out_scale: float = 0.02  # used if `out` is fp8
     padding: int = 0  # tokens past cu_seqlens_q[-1]
     only: str | None = None
     batch_invariant: bool = False
     decode_form: bool = False  # cu_seqlens_q=None
     strided: bool = False  # q, k_new, v_new, out and page_table are slices of wider tensors
     integers: torch.dtype = torch.int32  # of page_table, seq_lens and cu_seqlens_q
-    table: str = ""  # of pages: "ragged" | "gaps", spare entries behind rows | "views" of wider tensors; "": dense
+    table: str = ""  # "" (dense) | "ragged" | "gaps": ragged, spare entries behind rows | "views": ragged, in wider tensors
     bounds: bool = False  # pass max_seqlen_q and max_seqlen_k
     shard: tuple[int, int, int] | None = None  # the caches hold the keys of one rank
-    slack: int = 0  # by how much these are above what is there
-    own_out: bool = False  # the call makes `out`, of q's type
+    slack: int = 0  # excess of max_seqlen_q and max_seqlen_k over the longest
+    own_out: bool = False  # the call allocates its result, of q's dtype
     check: bool = False  # the checked call
     lse: bool = True  # ask for log-sum-exps
     seed: int = 0
@@ -190,14 +190,14 @@ class Case:
         return self.out_dtype or (torch.bfloat16 if is_fp8(self.dtype) else self.dtype)
 
 
-# Options of a call that a case has as they are.
+# Options of a call that a case has as fields with the same values.
 OPTIONS = [x.name for x in ARGUMENTS if x.kind == OPTION and x.name != "score_mod" and hasattr(Case, x.name)]
 
 
 def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any]:
-    """The keyword arguments of `paged_attention` for a case; the same case and device give the same numbers.
+    """Return the keyword arguments of `paged_attention` for a case; the same case and device give the same numbers.
 
-    filled: False where kernels are only compiled: memory of the caches is never touched, and costs nothing.
+    filled: False if kernels are only compiled.  Then the memory of the caches is never touched, and costs nothing.
     """
     rng = torch.Generator(device).manual_seed(case.seed)
     scales = scales_of(case, rng)
@@ -259,7 +259,7 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
         inputs["gate"] = gate_of(case, small, rng)
     if case.score_mod:
         mod = mod_of(case)
-        in_torch = IN_TORCH and case.seed % 8  # others are interpreted, which takes a hundred times as long
+        in_torch = IN_TORCH and case.seed % 8  # a Triton function is interpreted, a hundred times slower
         inputs.update(score_mod=mod.torch if in_torch else mod.triton, score_mod_args=mod.args(case.heads, device))
     out_shape = (case.tokens, case.heads + case.strided, case.value_width)
     inputs["out"] = None if case.own_out else nans(out_shape, case.dtype_of_out, device)[:, : case.heads]
@@ -267,9 +267,9 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
 
 
 def run(case: Case, device: str = "cpu", on: str | None = None, **changes: Any) -> float:
-    """Call the library and the reference on one case and compare; returns the worst error as a share of its bound.
+    """Call the library and the reference on one case and compare; return the worst error as a share of its bound.
 
-    on: where the reference is computed, if not there as well.
+    on: the device on which the reference is computed; None: `device`.
     """
     import paged_attn
 
@@ -282,7 +282,7 @@ def run(case: Case, device: str = "cpu", on: str | None = None, **changes: Any) 
 
 
 def poison_scratch() -> None:
-    """Nothing that earlier calls have left in the memory between programs may reach a result."""
+    """Fill the states in scratch with NaN, because nothing that earlier calls have left there may reach a result."""
     from paged_attn.launching import scratch
 
     for room in scratch._rooms.values():

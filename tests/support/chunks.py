@@ -1,4 +1,4 @@
-"""Queries of a case asked for in chunks, alone or in any company, whose results are compared bit by bit."""
+"""Calls for chunks of a case's queries, alone or beside other chunks, whose results are compared bit by bit."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from paged_attn.launching import scratch
 from tests.support.cases import Case, bits
 
 Inputs = dict[str, Any]
-Chunk = tuple[int, int, int]  # queries begin ... end - 1 of a sequence, as positions
+Chunk = tuple[int, int, int]  # (sequence, position of the first query, end position, exclusive)
 Result = tuple[Tensor, Tensor]  # out, lse
 
 
 @pytest.fixture(autouse=True)
 def counters() -> Iterator[None]:
-    """Who joins the pieces of a block is counted, and every call leaves all counters at zero for the next."""
+    """Assert that calls leave the counters of joined pieces at zero for the next call."""
     yield
     assert not any(room.counters.any() for room in scratch._rooms.values() if room.counters is not None)
 
 
 @pytest.fixture(autouse=True)
 def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the interpreter a product is numpy's, whose bits depend on where in the tile a row stands; a GPU's do not."""
+    """Make the interpreter's products sum in order: numpy's bits depend on a row's place in its tile, a GPU's don't."""
 
     def dot(_: Any, a: Any, b: Any, acc: Any, *__: Any) -> interpreter.TensorHandle:
         total = acc.data
@@ -40,17 +40,17 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def whole(case: Case) -> list[Chunk]:
-    """Every query of the case, sequence by sequence."""
+    """Return a chunk for each sequence, with all its queries."""
     return [(seq, *span) for seq, span in enumerate(zip(case.context_lens, case.seq_lens))]
 
 
 def take(tensor: Tensor, rows: Any) -> Tensor:
-    """Some rows, of an fp8 tensor too."""
+    """Return some rows of a tensor, which may be fp8."""
     return bits(tensor)[rows].view(tensor.dtype)
 
 
 def attend(case: Case, inputs: Inputs, chunks: Sequence[Chunk], **changes: Any) -> list[Result]:
-    """(out, lse) of each chunk, all asked for in one call."""
+    """Return (out, lse) of each chunk, from one call for all chunks."""
     device = inputs["q"].device
     at = [sum(case.query_lens[:seq]) - context_len for seq, context_len in enumerate(case.context_lens)]
     rows = torch.cat([torch.arange(at[seq] + begin, at[seq] + end) for seq, begin, end in chunks]).to(device)
@@ -73,7 +73,7 @@ def decode(case: Case, inputs: Inputs, positions: Sequence[tuple[int, int]], **c
 
 
 def same(case: Case, got: Sequence[Result], chunks: Sequence[Chunk], want: Sequence[Result]) -> None:
-    """Bit by bit what the call of all the case's queries gave for these."""
+    """Assert that results of chunks are, bit by bit, those in `want`, which has all queries of each sequence."""
     for (seq, begin, end), result in zip(chunks, got, strict=True):
         context_len = case.context_lens[seq]
         for name, one, other in zip(("out", "lse"), result, want[seq], strict=True):
@@ -82,7 +82,7 @@ def same(case: Case, got: Sequence[Result], chunks: Sequence[Chunk], want: Seque
 
 
 def chunked(case: Case, size: int) -> Iterator[list[Chunk]]:
-    """One step after another of every sequence's prefill by chunks."""
+    """Yield the chunks of one step after another, if every sequence is prefilled in chunks of `size` queries."""
     for done in range(0, max(case.query_lens), size):
         live = [(seq, begin + done, end) for seq, begin, end in whole(case) if begin + done < end]
         yield [(seq, begin, min(begin + size, end)) for seq, begin, end in live]

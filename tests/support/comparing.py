@@ -1,4 +1,4 @@
-"""What a result may be off, and the comparison of a call's with the reference's."""
+"""Error bounds of results, and the comparison of a call's results with the reference's."""
 
 from __future__ import annotations
 
@@ -18,31 +18,34 @@ if TYPE_CHECKING:
 # dtype: (compute, store).  The bound of an element is  compute * sum_j p_j |v_j|  +  store * |out|:
 #   compute: rounding the weights p_j to the dtype of the dot, relative to the sum of the weighted magnitudes;
 #   store: rounding the result to the dtype of `out`.
-# An absolute tolerance is vacuous for long sequences, whose outputs shrink like 1 / sqrt(keys); this one shrinks too.
+# An absolute tolerance is vacuous for long sequences, whose outputs shrink like 1 / sqrt(keys); this one shrinks, too.
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float32: (2e-5, 1e-6),  # sums of thousands of products, exp2 of scores up to 60
-    torch.float16: (2**-10, 2**-11),  # 11 bits: half an ulp is 2^-11; twice that for p and the sum being rounded apart
+    torch.float16: (2**-10, 2**-11),  # 11 bits: half an ulp is 2^-11; twice that, as p and the sum are rounded apart
     torch.bfloat16: (2**-7, 2**-7),  # 8 bits: half an ulp is 2^-8; a store in the interpreter truncates, a whole ulp
     E4M3: (2**-7, 2**-4),  # 4 bits: half an ulp is 2^-4; fp8 operands are exact in bfloat16, which bounds the dot
     E5M2: (2**-7, 2**-3),  # 3 bits: half an ulp is 2^-3
 }
-# Where queries and keys are fp8, Hopper's prefill rounds the weights to e4m3 as well: half an ulp is 2^-4.
+# `compute` if queries and keys are e4m3 and the Hopper kernels round weights to e4m3, too: half an ulp is 2^-4.
 FP8_WEIGHTS = 2**-4 + 2**-7
-# Without log-sum-exps these come from a line through each octave: -8.0% to +6.5% with the rounding, of their sum as
-# well: 7.3% of the magnitudes of values that are equally large, 8.0% beside a sink, which is exact.  No proof for any
-# values: sum_j p_j e_j (v_j - out) / (1 + e) is at most 8.7% of the magnitudes and the result together.
+# Without log-sum-exps, the exponential of such weights is linear in each octave.  With the rounding, weights are off by
+# -8.0% to +6.5%, and so may be their sum.  Results of equally large values are off by up to 7.3% of the magnitudes, or
+# 8.0% beside a sink, which is exact.  This bound is not proved for any values: the error, which is
+# sum_j p_j e_j (v_j - out) / (1 + e), is at most 8.7% of the magnitudes and the result together.
 LINE_WEIGHTS = 0.073 + 2**-7
-# These errors are relative to a weight, and hold above its type's smallest normal number.  Below, a weight is rounded
-# to a multiple of the smallest subnormal: in float16 by up to 2^-25; in e4m3, where the largest weight is 2^5, by 2^-10
-# of that: 2^-15.  Row maxima have a weight of 1, so that no sum of weights is less, and a result is off by that much of
-# sum_j |v_j|.  It shows where values of larger weights are zero.  bfloat16 and float32 end far below what sums keep.
+# The errors above are relative to a weight, and hold from its dtype's smallest normal number on.  Smaller weights are
+# rounded to multiples of the smallest subnormal: float16 weights by up to 2^-25; e4m3 weights, which are scaled by 2^5,
+# by up to 2^-10 / 2^5 = 2^-15.  The row maximum has weight 1, so the sum of weights is at least 1, and a result is off
+# by up to this error times sum_j |v_j|.  The error is visible only if the values of larger weights are zero.  The
+# subnormals of bfloat16 and float32 are too small to matter in a sum.
 WEIGHTS_END, FP8_WEIGHTS_END = {torch.float16: 2.0**-25}, 2.0**-15
-# Norm of the errors of many results, relative to the norm of the results (root mean squares of one weight: 2.7%, 3.1%).
-# Bounds of single elements would hide a lost tile or a wrong sum.
+# Upper bounds of the norm of errors divided by the norm of results, for MANY results or more: with e4m3 weights, with
+# linear ones, and by fp8 results.  (Root mean square errors of one weight: 2.7% and 3.1%.)  Bounds of single elements
+# would hide a lost tile or a wrong sum.
 FP8_NORM, LINE_NORM, FP8_OUT_NORM = 0.035, 0.04, 0.03
 MANY = 1 << 16
-# Tolerances by dtype of q, relative to 1 + |lse|.  Products of inputs are exact and their sums float32, but fp8 tensor
-# cores keep about 14 bits of a sum.
+# Tolerances of log-sum-exps by dtype of q, relative to 1 + |lse|.  Products of inputs are exact and summed in float32,
+# but fp8 tensor cores keep only about 14 bits of a sum.
 LSE_TOLERANCES: dict[torch.dtype, float] = {
     torch.float32: 2e-5,
     torch.float16: 1e-4,
@@ -55,10 +58,10 @@ LSE_TOLERANCES: dict[torch.dtype, float] = {
 def compare(
     case: Case, out: Tensor, lse: Tensor | None, inputs: dict[str, Any], more: float = 0.0, on: str | None = None
 ) -> float:
-    """Assert that out and lse are right for these inputs: close, 0 where nothing was seen, untouched where not asked.
+    """Assert that out and lse are right: close to the reference, 0 where no key is seen, untouched where not asked for.
 
-    more: by how much weights may be off beside their rounding.  on: where to compute, if not where the tensors are.
-    Returns the worst error as a share of its bound.
+    more: relative error of weights in addition to their rounding.  on: the device of the comparison; None: that of the
+    tensors.  Return the worst error as a share of its bound.
     """
     from paged_attn import reference
 
@@ -92,9 +95,9 @@ def compare(
         compute = LINE_WEIGHTS if lse is None else FP8_WEIGHTS
         if asked.sum() * want[0].numel() >= MANY:
             norm = math.hypot(LINE_NORM if lse is None else FP8_NORM, FP8_OUT_NORM * is_fp8(out.dtype))
-            off, most = float((got - want)[asked].norm()), norm * float(want[asked].norm())  # 0 where nobody sees
+            off, most = float((got - want)[asked].norm()), norm * float(want[asked].norm())  # 0 if no query sees a key
             assert off <= most, f"{case.name}: results are {off:.3g} off in all, at most {most:.3g} expected"
-    bound = bound_of(want, weighted, compute + 2 * more, out.dtype)  # a weight and the sum of all
+    bound = bound_of(want, weighted, compute + 2 * more, out.dtype)  # errors of a weight, and of the sum of weights
     least = FP8_WEIGHTS_END if of_e4m3 else 0.0 if problem is None else WEIGHTS_END.get(problem.compute, 0.0)
     if least and not ((got - want).abs() <= bound)[asked].all():
         bound = bound + least * _sums_of_magnitudes(given)
@@ -107,7 +110,7 @@ def compare(
 
 
 def copies_of_scaled(problem: Any) -> Any:
-    """The copies of numbers times their scales by token, rounded to 16 bits, that a call makes; None: it makes none."""
+    """Return a call's copies of cached numbers times their scales by token, rounded to 16 bits; None: no copies."""
     from paged_attn.planning import planner
 
     copies = planner.plan(problem).copies
@@ -115,7 +118,7 @@ def copies_of_scaled(problem: Any) -> Any:
 
 
 def _in_16_bits(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """A call over caches that hold numbers times their scales by token, rounded to dtype."""
+    """Return a call over caches that hold numbers times their scales by token, rounded to dtype."""
     changed: dict[str, Any] = {}
     of_keys = given["k_scale"]
     for name, scale in (("k", of_keys), ("v", of_keys if given.get("v_scale") is None else given["v_scale"])):
@@ -127,11 +130,11 @@ def _in_16_bits(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _with_magnitudes(given: dict[str, Any]) -> dict[str, Any]:
-    """A call of the reference whose values are followed by their magnitudes, as further dims: one pass over scores."""
+    """Return a call whose values have their magnitudes as further dims, so the reference computes scores only once."""
     dims = {"v_cache": 2 if given["k_cache"].dim() == 5 else 3, "v_new": 2}
     magnitudes: dict[str, Tensor] = {}
     if given["v_cache"].dtype == INT4:
-        # Magnitudes may be no int4.  Sums of stored numbers and of zero points are apart: a step more than the values.
+        # Magnitudes may not fit int4.  Kernels sum stored numbers and zero points separately, so add a step to each.
         numbers, scale = int4_numbers(given["v_cache"], given["v_scale"])
         given = given | {"v_cache": numbers * scale, "v_scale": 1.0}
         magnitudes["v_cache"] = (numbers.abs() + 1) * scale
@@ -147,7 +150,7 @@ def _with_magnitudes(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sums_of_magnitudes(given: dict[str, Any]) -> Tensor:
-    """sum_j |v_j| over the keys that each query sees: of equal weights, times their number."""
+    """Return sum_j |v_j| over the keys that each query sees: the mean with equal weights, times their number."""
     from paged_attn import reference
 
     bias = given.get("qq_bias")
@@ -181,14 +184,14 @@ def _moved(x: Any, device: Any) -> Any:
 
 
 def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -> Tensor:
-    """The largest error of each element (TOLERANCES); weighted: the same attention over the magnitudes of values."""
+    """Return the bound of each element's error (TOLERANCES); weighted: the same attention over magnitudes of values."""
     smallest = torch.finfo(out).smallest_normal * torch.finfo(out).eps
     bound = compute * weighted + TOLERANCES[out][1] * want.abs() + smallest
-    return bound.where(weighted != 0, 0.0)  # nothing seen, or only the sink: exactly 0
+    return bound.where(weighted != 0, 0.0)  # no key seen, or only the sink: exactly 0
 
 
 def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
-    """What the planner is told of a call, on a device that need not be there."""
+    """Return the problem that the planner gets for a call, on a device that need not exist; None: that of q."""
     from paged_attn.arguments import bound
     from paged_attn.checks import argument_rows as check
     from paged_attn.launching import platform
@@ -200,14 +203,14 @@ def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
 
 
 def rounds_weights(problem: Any) -> bool:
-    """Whether the kernels of a call multiply fp8 weights."""
+    """Whether the kernels of a call round weights to fp8 for their products."""
     from paged_attn.planning import planner
 
     return any(x.pipe is not None and x.pipe.FP8_PRODUCTS for x in planner.plan(problem).launches)
 
 
 def asked_tokens(case: Case) -> Tensor:
-    """[tokens] bool: the rows that the call must write; padding counts where `only` is not given."""
+    """Return [tokens] bool: the rows that the call must write.  They include padding unless `only` is given."""
     wanted = {None: lambda n: True, "decode": lambda n: n == 1, "prefill": lambda n: n != 1}[case.only]
     per_sequence = torch.tensor([wanted(n) for n in case.query_lens], dtype=torch.bool)
     rows = per_sequence.repeat_interleave(torch.tensor(case.query_lens, dtype=torch.long))
@@ -215,7 +218,7 @@ def asked_tokens(case: Case) -> Tensor:
 
 
 def worst_share(what: str, got: Tensor, want: Tensor, bound: Tensor, asked: Tensor) -> float:
-    """The largest |got - want| / bound over the asked rows; asserts that it is at most 1."""
+    """Return the largest |got - want| / bound over the asked rows; assert that it is at most 1."""
     got, want, bound = got[asked], want[asked], bound[asked]
     if got.numel() == 0:
         return 0.0

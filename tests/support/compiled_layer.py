@@ -14,7 +14,7 @@ FP16 = torch.float16
 HEADS, KV_HEADS, HEAD_DIM, PAGES, PAGE = 4, 2, 16, 8, 16
 CACHES = ["apart", "halves", "pages in turn", "dims side by side"]
 
-# torch's own, of its parts that are read when something is compiled first, and of copies of its records
+# Marks of tests that compile.  The warnings are torch's own, of modules of its compiler and of copies of its records.
 COMPILES = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning"),
@@ -38,7 +38,7 @@ def caches(how: str, device: str) -> tuple[Tensor, Tensor]:
 
 
 def step(how: str, device: str, seqs: int = 2) -> tuple[Tensor, ...]:
-    """The arguments of `layer`: one decode for each sequence."""
+    """Return the arguments of `layer`: one decode for each sequence."""
     generator = torch.Generator(device).manual_seed(seqs)
     q = torch.randn(seqs, HEADS, HEAD_DIM, generator=generator, device=device).to(FP16)
     k, v = torch.randn(2, seqs, KV_HEADS, HEAD_DIM, generator=generator, device=device).to(FP16)
@@ -50,7 +50,7 @@ def step(how: str, device: str, seqs: int = 2) -> tuple[Tensor, ...]:
 def layer(
     q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, table: Tensor, lens: Tensor
 ) -> Tensor:
-    """All three functions; nothing that a backend would have to compile."""
+    """Call write_kv, paged_attention and merge_states, and nothing that a compiler's backend would have to compile."""
     paged_attn.write_kv(k, v, k_cache, v_cache, slots)
     out = paged_attn.paged_attention(q, k_cache, v_cache, table, lens)
     _, lse = paged_attn.paged_attention(q, k_cache, v_cache, table, lens, causal=False, return_lse=True)
@@ -58,7 +58,7 @@ def layer(
 
 
 def same(compiled: Any, how: str, device: str, seqs: int = 2) -> tuple[Tensor, ...]:
-    """Assert that a compiled layer does what the layer does, to its caches as well; the arguments of the compiled."""
+    """Assert that a compiled layer has the layer's result and changes its caches alike; return its arguments."""
     got, want = step(how, device, seqs), step(how, device, seqs)
     assert torch.equal(compiled(*got), layer(*want))
     assert got[3].any()

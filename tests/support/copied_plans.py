@@ -1,4 +1,4 @@
-"""The planner with other rules for copies in whole pages; also as decorators."""
+"""A planner that copies small pages into whole pages wherever it can; also as a decorator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _always(p: Problem) -> tuple[Problem, Copies | None]:
 
 @contextlib.contextmanager
 def copied() -> Iterator[None]:
-    """Every call that can be is over copies, whatever its pages, by the kernels that take it then."""
+    """Plan every call over copies in whole pages, whatever its pages, unless its problem does not allow copies."""
     with replanned() as patch:
         patch.setattr(planner, "in_whole_pages", _always)
         yield

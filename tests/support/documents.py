@@ -9,9 +9,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
-MADE = (ROOT / "docs" / "tables.md",)  # by `make docs`: pages of the site that are not committed
-# A comment right before a block says what it needs beside this library; such blocks are compiled, and run where "gpu"
-# is all they need and there is one.  A block that needs DIFFS runs in a copy of the package that they were applied to.
+MADE = (ROOT / "docs" / "tables.md",)  # pages of the site that `make docs` makes and that are not committed
+# A comment right before a block says what the block needs beside this library.  Such a block is compiled; it runs only
+# if it needs just "gpu" and there is one.  A block that needs DIFFS runs in a copy of the package with the diffs.
 DIFFS = "the diffs above"
 BLOCK = re.compile(r"(?:^<!-- needs: ([^\n]+?) -->\n)?^```(\w+)[^\n]*\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -27,12 +27,12 @@ class Block(NamedTuple):
     text: str
 
     def compiled(self) -> object:
-        """The block's code; lines in errors are those of the page."""
+        """Return the block's code; line numbers in errors are those of the page."""
         return compile("\n" * self.line + self.text, str(self.page), "exec")
 
 
 def apply(diff: str, root: Path) -> None:
-    """Change files as a diff says; a hunk is found by its words, which must be there once, wherever lines end."""
+    """Apply a diff to files.  A hunk is found by its words, which must occur once, regardless of line breaks."""
     for part in re.split(r"^--- ", diff, flags=re.M)[1:]:
         header, *hunks = re.split(r"^@@.*\n", part, flags=re.M)
         before, after = header.splitlines()
@@ -48,7 +48,7 @@ def apply(diff: str, root: Path) -> None:
 
 
 def changed(text: str, hunk: list[str], where: str) -> str:
-    """A file's text after one hunk."""
+    """Return a file's text after one hunk; `where`: the file's name, for errors."""
     old = "".join(line[1:] or "\n" for line in hunk if line[0] != "+")
     new = "".join(line[1:] or "\n" for line in hunk if line[0] != "-")
     found = list(anywhere(old).finditer(text))
@@ -60,7 +60,7 @@ def changed(text: str, hunk: list[str], where: str) -> str:
 
 
 def anywhere(words: str) -> re.Pattern[str]:
-    """Finds a text by its words and signs, however its lines are broken."""
+    """Return a pattern that finds a text by its words and punctuation, regardless of line breaks."""
     tokens = re.findall(r"\w+|[^\w\s]", words)
     return re.compile(r"(?<!\w)" * tokens[0].isidentifier() + r"\s*".join(map(re.escape, tokens)))
 
@@ -80,23 +80,23 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 
 def links(page: Path) -> list[str]:
-    """Targets of links that lead to files of this repository."""
+    """Return the targets of links that lead to files of this repository."""
     text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     return [x for x in LINK.findall(text) if not re.match(r"[a-z]+:", x)]
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may have behind #: a heading as both GitHub and mkdocs spell it."""
+    """Return the anchors of a page, which links have behind #: its headings as both GitHub and mkdocs spell them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
     plain = (re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower() for heading in headings)
     return {re.sub(r"\s", "-", heading) for heading in plain}
 
 
 def plain(page: Path) -> str:
-    """A page's text with a blank wherever there is space: no test depends on how lines are broken."""
+    """Return a page's text with one blank for all white space, so that tests do not depend on line breaks."""
     return " ".join(page.read_text(encoding="utf-8").split())
 
 
 def prose(page: Path) -> str:
-    """A page's sentences, without blocks of code and rows of tables."""
+    """Return a page's text without blocks of code and rows of tables."""
     return re.sub(r"^```.*?^```$|^\|[^\n]*$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)

@@ -1,7 +1,7 @@
-"""Where the time of a suite on a GPU goes: seconds of its workers, and kernels compiled, by file, told at its end.
+"""Where the time of a suite on a GPU goes: seconds of workers and compiled kernels of each file, printed at the end.
 
-Workers hand a test's compilations to the process that reports as properties of the test, which a report in JUnit's
-format (`--junitxml`) has, too.
+A worker reports a test's compilations as properties of the test, which a report in JUnit's format (`--junitxml`) has,
+too.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-FILES = 25  # that are told, those of most seconds first
+FILES = 25  # number of files in the report, in falling order of seconds
 
 
-spent = Counter[str]()  # by the test that runs: kernels compiled, and seconds of their compilation
+spent = Counter[str]()  # the running test's compiled kernels, and seconds of their compilation
 
 
 def _listener(*, times: Any, cache_hit: bool, **_: Any) -> None:
@@ -26,7 +26,7 @@ def _listener(*, times: Any, cache_hit: bool, **_: Any) -> None:
 
 @contextlib.contextmanager
 def compiling(item: pytest.Item) -> Iterator[None]:
-    """Count what Triton compiles inside; nothing while somebody else listens."""
+    """Count what Triton compiles inside, unless another listener is installed."""
     import triton
 
     if triton.knobs.compilation.listener is None:
@@ -39,7 +39,7 @@ def compiling(item: pytest.Item) -> Iterator[None]:
 
 
 def by_file(reports: list[Any]) -> dict[str, Counter[str]]:
-    """tests, seconds of all phases, kernels and seconds of their compilation, by file."""
+    """Return by file: tests, seconds of all phases, compiled kernels, and seconds of their compilation."""
     files: dict[str, Counter[str]] = {}
     for report in reports:
         found = files.setdefault(report.nodeid.partition("::")[0], Counter())
@@ -51,7 +51,7 @@ def by_file(reports: list[Any]) -> dict[str, Counter[str]]:
 
 
 def tell(terminal: pytest.TerminalReporter) -> None:
-    """A line for each of the files that took longest, and one for all."""
+    """Print a line for each of the files that took longest, and one for all files."""
     files = by_file([x for found in terminal.stats.values() for x in found if isinstance(x, pytest.TestReport)])
     everything = Counter[str]()
     for found in files.values():

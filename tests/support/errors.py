@@ -1,4 +1,4 @@
-"""What the library can say of bad use: read from its source, and from the catalogue in docs/errors.md."""
+"""The library's messages about bad use, read from its source and from the catalogue in docs/errors.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = ROOT / "docs" / "errors.md"
-ANY = "{}"  # in place of what a message says of the call at hand
+ANY = "{}"  # stands for the parts of a message that differ from call to call
 
 
 class Said(NamedTuple):
@@ -22,7 +22,7 @@ class Said(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What the catalogue says of a message."""
+    """An entry of the catalogue."""
 
     template: str
     error: str
@@ -35,9 +35,10 @@ class Entry(NamedTuple):
 
 
 def said() -> Iterator[Said]:
-    """Each message of the package's source: of exceptions that are made there, and of warnings.
+    """Yield each message of an exception or a warning in the package's source.
 
-    What adapters of hosts refuse is said on their own pages, and a missing attribute is Python's own error.
+    Adapters of hosts are left out, because their own pages have their messages; so are `__init__.py`, whose
+    AttributeErrors are Python's own.
     """
     for path in sorted((ROOT / "paged_attn").rglob("*.py")):
         if "integrations" in path.parts or path.name == "__init__.py":
@@ -65,7 +66,7 @@ def _template(node: ast.expr) -> str:
 
 
 def catalogue() -> list[Entry]:
-    """The entries: a heading, what it is, `Cause:` and `Cure:`."""
+    """Return the catalogue's entries.  Each has the message as its heading, the error's type, `Cause:` and `Cure:`."""
     text = CATALOGUE.read_text(encoding="utf-8")
     pattern = re.compile(r"^### (`+)([^\n]+)\1\n\n([\w, ]+)\. Cause: ([^\n]+)\nCure: ([^\n]+)$", re.M)
     return [Entry(re.sub(r"\{[^}]*\}", ANY, name), *rest) for _, name, *rest in pattern.findall(text)]

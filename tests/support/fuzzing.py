@@ -1,7 +1,7 @@
-"""Random calls of one seed: a configuration drawn once, many batches of it drawn by hypothesis, and what fails shrunk.
+"""Random calls of one seed: one configuration, many batches of it drawn by hypothesis, and shrinking of failures.
 
-Kernels are compiled for a configuration, so batches cost little.  hypothesis shrinks what is drawn for a batch, under
-the same kernels; then each field of the case goes back to its default if the call still fails without it.
+Kernels are compiled for a configuration, so batches cost little.  hypothesis shrinks a batch under the same kernels.
+Then sequences and plans are removed, and fields of the case reset to their defaults, as long as the call still fails.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tests.support.torch_ways import IN_TORCH
 DEVICE = "cuda" if torch.cuda.is_available() and not SIMULATES else "cpu"
 LIMITS = SIMULATOR if SIMULATES else GPU if DEVICE == "cuda" else TORCH if IN_TORCH else INTERPRETER
 FUNCTIONS: dict[str, Callable[..., Any]] = {x.__name__: x for x in (run, run_write, run_write_qkv, run_merge)}
-SHRINKING = 60.0  # seconds, at most, for what hypothesis shrinks, and as many for the rest
-# Products up to which the reference takes a host some milliseconds for each sequence, about what launches take where
-# many processes share a GPU: `tests.fuzz --on-host` tries others.  At 2^27 it takes a core a third of a second.
+SHRINKING = 60.0  # upper bound of the seconds in which hypothesis shrinks, and of those in which `_simplest` does
+# Products below which the reference is computed on the host (`tests.fuzz --on-host` sets others).  A sequence takes
+# some milliseconds, about as long as launches if many processes share a GPU; 2^27 products take a core 0.3 s.
 ON_HOST = 1 << 23
 
 HOPPER_WAYS = {
@@ -54,14 +54,14 @@ WAYS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = HOPPER_W
 
 
 class Call(NamedTuple):
-    """One call: which function of the tests does it, on which case, under which plans."""
+    """One call: the function of tests/support that makes it, its case, and the names of its plans (WAYS)."""
 
     function: str
     case: Case
     ways: tuple[str, ...]
 
     def as_test(self) -> str:
-        """The text of a test of it."""
+        """Return the source of a test that makes this call."""
         fields = [
             f"{field.name}={getattr(self.case, field.name)!r}"
             for field in dataclasses.fields(Case)
@@ -81,19 +81,19 @@ class Report(NamedTuple):
     calls: int
     seconds: float
     error: str | None = None
-    test: str | None = None  # that fails so
-    # of the seconds
+    test: str | None = None  # source of a test with this error
+    # parts of the seconds
     compiling: float = 0.0
-    building: float = 0.0  # inputs
-    comparing: float = 0.0  # with the reference, which waits for the kernels
+    building: float = 0.0  # making inputs
+    comparing: float = 0.0  # comparing with the reference, which waits for the kernels
 
 
 class Over(KeyboardInterrupt):
-    """Time is: nobody may take it for a failure."""
+    """The time is up.  It is a KeyboardInterrupt, which hypothesis does not take for a failure."""
 
 
 def explore(seed: int, batches: int, until: float, begin: Callable[[Call], None] = lambda call: None) -> Report:
-    """Try batches of the configuration of a seed until a time; begin is told of each call before it runs."""
+    """Try batches of a seed's configuration until a time; `begin` gets each call before it runs."""
     started, rng = time.time(), random.Random(seed)
     fields = configuration(rng, LIMITS, SIZES | OPTIONS) if SIMULATES else configuration(rng, LIMITS)
     ways, calls = tuple(_ways(rng)), 0
@@ -136,11 +136,11 @@ def explore(seed: int, batches: int, until: float, begin: Callable[[Call], None]
     return Report(seed, shown, ways, calls, seconds, *found, **{part: round(x, 2) for part, x in parts.items()})
 
 
-SKIPPED = ""  # a call that has no kernels where the tests run
+SKIPPED = ""  # the outcome of a call that the simulator cannot run
 
 
 def failure(call: Call) -> str | None:
-    """What is wrong with a call; None: nothing."""
+    """Make a call; return its error, SKIPPED, or None if all is right."""
     case = call.case
     with contextlib.ExitStack() as stack:
         for way in call.ways:
@@ -154,15 +154,15 @@ def failure(call: Call) -> str | None:
                 seen = sum(queries * max(keys, 0) for queries, keys in zip(case.query_lens, case.seq_lens))
                 small = seen * case.heads * case.head_dim < ON_HOST
                 run(case, DEVICE, on="cpu" if small else None)
-        except Exception as error:  # whatever a call raises, its compiler included, is what is looked for
+        except Exception as error:  # any exception of a call or of its compiler is a failure
             if DEVICE == "cuda" and not isinstance(error, AssertionError):
-                torch.cuda.synchronize()  # raises what no later call of this process would survive
+                torch.cuda.synchronize()  # raises if the CUDA context is broken, which ends this process
             return f"{type(error).__name__}: {error}"
     return None
 
 
 def _ways(rng: random.Random) -> Iterator[str]:
-    """Plans as they are, or those that meet other paths with small batches."""
+    """Yield names of WAYS: none for plans as they are, or plans by which small batches meet other paths."""
     if DEVICE == "cpu" and not SIMULATES:
         yield from rng.choice([[], *([way] for way in (TORCH_WAYS if IN_TORCH else PORTABLE_WAYS))])
         return
@@ -175,7 +175,7 @@ def _ways(rng: random.Random) -> Iterator[str]:
 
 
 def _simplest(call: Call, error: str, until: float, begin: Callable[[Call], None]) -> tuple[Call, str]:
-    """With as few fields other than their defaults, sequences and tokens as fail with an error of the same type."""
+    """Simplify a call as long as it fails with an error of the same type; return the simplest call and its error."""
     again, kind = True, error.partition(":")[0]
     while again:
         again = False
@@ -191,7 +191,7 @@ def _simplest(call: Call, error: str, until: float, begin: Callable[[Call], None
 
 
 def _simpler(call: Call) -> Iterator[Call]:
-    """Calls that are one step simpler."""
+    """Yield calls that are one step simpler."""
     case = call.case
     yield from (call._replace(ways=tuple(x for x in call.ways if x != way)) for way in call.ways)
     lengths = list(zip(case.query_lens, case.seq_lens))
@@ -200,7 +200,7 @@ def _simpler(call: Call) -> Iterator[Call]:
         others = lengths[:i], lengths[i + 1 :]
         if len(lengths) > 1:
             changes.append(_lengths(*others[0], *others[1]))
-            # what needs one sequence's queries and another's keys may need them of one sequence
+            # a failure may need one sequence's queries and another's keys: give both to one sequence
             before = lengths[i - 1]
             rest = [pair for j, pair in enumerate(lengths) if j not in (i, (i - 1) % len(lengths))]
             for fewest in (min, max):
@@ -214,7 +214,7 @@ def _simpler(call: Call) -> Iterator[Call]:
         if field.default is not dataclasses.MISSING and getattr(case, field.name) != field.default:
             changes.append({field.name: field.default})
     for change in changes:
-        with contextlib.suppress(ValueError):  # which no call can be
+        with contextlib.suppress(ValueError):  # the changed case is not valid
             yield call._replace(case=dataclasses.replace(case, **change))
 
 

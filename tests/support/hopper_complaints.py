@@ -1,4 +1,4 @@
-"""What a compiled Hopper kernel lacks: how lean its loops have to be, by variant."""
+"""Complaints about a compiled Hopper kernel, and the limits of its machine code, by variant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.machine_code import SHARED
 
-# Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
+# Number of loops over keys with 64 rows for each warpgroup: one for each consumer that has a copy of the code.
 ROWS = {
     "draft 16": 1, "lone draft": 1, "one decode group 48": 1, "one draft head_dim 256": 1,
     "draft of 12": 1, "invariant 1": 1, "lone mask": 1, "lone windows by head": 1,
@@ -16,8 +16,8 @@ ROWS = {
     "long gate": 3, "long token scales": 3, "long windows by head": 3,
     "chunk x-packed new": 2,
 }  # fmt: skip
-OF_MANY_COLUMNS = "draft of 4", "draft of 8"  # 16 and 32
-COLUMNS = {"two lists": 1, "two lists group 3": 1, "two lists new": 1, "two lists softcap": 1}  # and beside blocks
+OF_MANY_COLUMNS = "draft of 4", "draft of 8"  # 16 and 32 columns
+COLUMNS = {"two lists": 1, "two lists group 3": 1, "two lists new": 1, "two lists softcap": 1}  # loops of few rows, beside blocks
 MERGED = {
     "lone draft",
     "lone mask",
@@ -26,15 +26,16 @@ MERGED = {
     "one decode group 48",
     "one draft head_dim 256",
     "one chunk",
-}  # by a launch behind
-# Limits are those of Triton 3.6 and 3.7.  From 3.7 on ptxas allocates registers otherwise, --regAllocOptLevel=2: beside
-# code for few rows it keeps a few more in memory ("mixed features", "mixed group 12"), and a decode is 0.9 KB larger.
-# Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
+}  # variants whose pieces a merge launch joins
+# Limits are those of Triton 3.6 and 3.7.  From 3.7 on, --regAllocOptLevel=2 changes ptxas' allocation of registers: with
+# code for few rows it spills a few more ("mixed features", "mixed group 12"), and a decode is 0.9 KB larger.
+# Bytes that a consumer keeps in memory from one block to the next, for example because scores are kept to be weighed
+# again.
 HOPPER_MAY_SPILL = {"invariant 32": 216, "mixed features": 144}
-# Machine code in KB: what a launch reads from memory before the first run, and after every flush of the L2.
+# Limits of machine code in KB, which a launch reads from memory at the first run and after every flush of the L2.
 SHARES_CODE, BLOCKS_CODE, MERGE_CODE = 45, 115, 11
 # Results in fp8 are quotients rounded to nearest, 3 KB more than an approximate division.
-BRIEF = {  # so small that they wait for it
+BRIEF = {  # calls so short that they wait for their code
     "decode of 12": 30, "decode split all fp8": 37, "of 512 features": 32, "lone decode": 46,
 }  # fmt: skip
 MORE_CODE = {
@@ -54,11 +55,11 @@ MORE_CODE = {
     "long gate": 145, "speculate 32 mask": 98, "long chunks": 74, "long spans window": 73, "of 512 gate": 31,
     "long windows by head": 121, "lone windows by head": 54,
 }  # fmt: skip
-BESIDE_BLOCKS = {  # of the even shares of a launch before that of blocks
+BESIDE_BLOCKS = {  # code of the launch of even shares, which precedes that of blocks
     "mixed e4m3": 51, "mixed e4m3, no lse": 49, "mixed all fp8": 50, "mixed all fp8, no lse": 48,
 }  # fmt: skip
-# Barriers of all threads in a loop over keys, of warpgroups that share one code and of three consumers: where the
-# cache ends, dead values become zero.  Between two of Triton's waits there would be one, too.
+# Limits of barriers of all threads in a loop over keys, for warpgroups that share code and for three consumers.  Barriers
+# are needed where the cache ends and dead values become zero.  Triton would add one between two of its waits.
 MEET = {
     "prefill window sinks": 0, "prefill page 128": 0, "prefill head_dim 64": 0, "prefill head_dim 256": 0,
     "prefill softcap": 2, "prefill new": 10, "prompts": 0, "prompts of 2048": 0,
@@ -75,46 +76,45 @@ MEET = {
 RESULTS = {
     "prompts head_dim 64 alibi": 8,
     "prompts x-packed head_dim 64": 8,
-}  # exchanges of a thread: of 128 dims of two rows, of four at a time two
-# Special functions for the softcap of a thread's score (tanh and an exponential, or two exponentials and a reciprocal),
-# and for rows.
+}  # least exchanges of a thread under a product, 16 for 128 dims of two rows: it exchanges two of every four words
+# Special functions for each score with a softcap (tanh and an exponential, or two exponentials and a reciprocal), and
+# for a thread's rows.
 TANH_FUNCTIONS, EXACT_FUNCTIONS, OF_ROWS = 2, 3, 4
 EXACT = {
     "two lists softcap": 64,
     "long exact softcap of 10": 32,
     "mixed softcap": 32,
     "mixed group 16, softcap": 32,
-}  # scores
-# Softcaps by a polynomial: (scores of a thread, terms of the polynomial).  Larger scores take special functions, behind
-# a jump.
+}  # scores of a thread, whose softcap takes exponentials
+# Softcaps by a polynomial: (scores of a thread, terms of the polynomial).  Larger scores branch to special functions.
 POLYNOMIAL = {
     "prefill softcap": (64, 3), "long softcap": (64, 3), "long exact softcap": (32, 5), "prompts new softcap": (32, 5),
 }  # fmt: skip
-POLYNOMIAL_MULTIPLIES = {3: 1 + 1, 5: 1 + 3}  # a score: its square, and its cap where it is weighed again
-LINE_FUSED = 64 + 64 + 8  # one a score, of results that join others in shared memory, and what rows need
-ALIBI_FUSED = 3  # a score: its bias, what weighs, and that again where maxima rise; and 8 for rows
-# Three consumers carry weights in words, and so do four warpgroups, which nothing takes apart.
+POLYNOMIAL_MULTIPLIES = {3: 1 + 1, 5: 1 + 3}  # for a score: its square, and its cap if it is weighed again
+LINE_FUSED = 64 + 64 + 8  # one for each score, those of results that join others in shared memory, those of rows
+ALIBI_FUSED = 3  # for each score: its bias, its weight, and its weight again if maxima rise; 8 more for rows
+# Three consumers, and four warpgroups, carry weights in 32-bit words, which no instruction takes apart.
 IN_WORDS = (
     "long", "long fp16", "long alibi", "long softcap of 10", "long head_dim 64", "long head_dim 64, no window",
     "long gate", "long token scales", "long windows by head",
 )  # fmt: skip
-MATRICES = 16  # four at a time of 8 x 8 numbers: 64 keys and values of 128 dims with each warp
-CUT = (  # blocks that are joined where the piece is that was done last
+MATRICES = 16  # least LDSM instructions, each of four 8 x 8 matrices: 64 keys and values of 128 dims for each warp
+CUT = (  # variants whose pieces are joined by the program that finishes last
     "speculate 32", "speculate 32 tree", "speculate 32 mask", "speculate 64", "speculate 32 head_dim 64",
     "speculate 32 e4m3, no lse",
 )  # fmt: skip
-# Where two warpgroups send products in turn, for they settle in step otherwise, and take a fifth longer.
+# Variants whose two warpgroups send products in turn (ping-pong).  Otherwise they fall into step and take a fifth longer.
 IN_TURN = (
     "speculate 32", "speculate 32 tree", "speculate 32 mask", "speculate 32 head_dim 64", "speculate 64", "one chunk",
     "two lists", "two lists new", "two lists softcap", "two lists group 3", "chunk group 7", "prompts group 3",
     "group 3 head_dim 256", "prefill new", "narrow new", "narrow new head_dim 64", "chunk x-packed new",
     "prefill softcap", "prompts new softcap", "long softcap", "long exact softcap",
 )  # fmt: skip
-SHARED_KEYS = 8  # barriers of a tile, where all warps share a row's keys
+SHARED_KEYS = 8  # least barriers of a tile if all warps share a row's keys
 LOOPS_IN_TURN = {"chunk x-packed new": 2}
-TURNS = 14  # the first of the barriers for that; Triton's are below
-# Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or of four
-# warpgroups, which have 112 each.
+TURNS = 14  # the first named barrier of ping-pong; Triton's have lower numbers
+# Limits of registers that a loop over keys stores and loads again.  They are spilled in kernels with code for few rows,
+# with one more warpgroup, or with four warpgroups, which have 112 registers each.
 HOPPER_MAY_RELOAD = {
     "two lists": 24, "two lists new": 24, "mixed group 12": 6, "mixed group 16, softcap": 6, "mixed head_dim 64": 4,
     "mixed features": 4, "mixed no lse softcap": 2, "prompts head_dim 64 alibi": 6,
@@ -123,7 +123,7 @@ HOPPER_MAY_RELOAD = {
 
 
 def merge_complaints(facts: dict[str, Any]) -> Iterator[str]:
-    """What a merge lacks: two programs of eight warps on a multiprocessor, soon there."""
+    """Yield complaints about a merge: a multiprocessor has to hold two programs of eight warps, which begin early."""
     if facts["registers"] > 128 or facts["spilled"]:
         yield f"takes {facts['registers']} registers, and spills {facts['spilled']} bytes"
     if facts["code_bytes"] > MERGE_CODE << 10:
@@ -165,10 +165,10 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
     many = [x for x in facts["innermost"] if products(x) >= 8]
     by_columns = variant.startswith(OF_MANY_COLUMNS)
     rows = [x for x in many if (x.get("MUFU", 0) >= 32 or x.get("QGMMA")) and not (x.get("STG") or by_columns)]
-    # columns: few scores each, or some, whose maxima and sums go through shared memory
+    # columns: each thread has few or some scores, whose maxima and sums go through shared memory
     columns = [x for x in many if x.get("HGMMA") and (x.get("MUFU", 0) < 32 or by_columns) and x.get("BAR", 0) <= 11]
     blocks, mixed = facts["kernel"] != "shares_kernel", facts["kernel"] == "mixed_kernel"
-    if mixed:  # columns may be 16; warps meet for these only
+    if mixed:  # there may be 16 columns; only for columns warps wait for each other
         rows = [x for x in many if x.get("BAR", 0) < SHARED_KEYS]
         columns = [x for x in many if SHARED_KEYS <= x.get("BAR", 0) <= 11]
     if len(rows) != ROWS.get(variant, 1 if blocks else 0):
@@ -180,7 +180,7 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
             yield f"spills in a loop over keys: {loop}"
     if variant.startswith("prompts") and facts["results_under_products"] < RESULTS.get(variant, 16):
         yield f"exchanges {facts['results_under_products']} results under a product"
-    words = 32 if "head_dim 64" in variant else 64  # of a state with each thread
+    words = 32 if "head_dim 64" in variant else 64  # of a state that each thread holds
     if variant in CUT and min(facts["in_fours"].values()) < words // 4:
         yield f"keeps pieces, of which a thread has {words} words, otherwise than in fours: {facts['in_fours']}"
     if facts["loops_in_turn"] != (LOOPS_IN_TURN.get(variant, 1) if mixed or variant in IN_TURN else 0):
@@ -205,7 +205,7 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
             yield f"multiplies {loop['FMUL']} times for {EXACT.get(variant, 32)} scores of a thread"
         if variant in IN_WORDS and loop.get("PRMT", 0):
             yield f"permutes words of weights: {loop}"
-        # of a thread: each has an exponential, and one more where maxima rise
+        # scores of a thread: each takes an exponential, and one more if maxima rise
         scores = 64 if loop.get("MUFU", 0) >= 2 * 64 else 32
         if "alibi" in variant and loop["FFMA"] > ALIBI_FUSED * scores + 8:
             yield f"adds {loop['FFMA']} products for {scores} scores of a thread"
@@ -217,9 +217,9 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _weighing_complaints(variant: str, loops: int, found: list[dict[str, int]]) -> Iterator[str]:
-    """What loops over keys of 64 rows do while values are multiplied."""
-    found = [under for under in found if under["maxima"] >= 32]  # no others are of many rows
-    if variant.startswith("mixed group"):  # many columns, too
+    """Yield complaints about what loops over keys of 64 rows do while values are multiplied."""
+    found = [under for under in found if under["maxima"] >= 32]  # loops with fewer have few rows
+    if variant.startswith("mixed group"):  # loops of many columns are found, too
         found = sorted(found, key=lambda under: under["exponentials"])[-loops:]
     if len(found) < loops:
         yield f"waits for results before it looks for maxima: {found}"
@@ -245,7 +245,7 @@ def products(loop: dict[str, int]) -> int:
 
 
 def _fp8_complaints(facts: dict[str, Any], rows: list[dict[str, int]], columns: list[dict[str, int]]) -> Iterator[str]:
-    """What should have become of fp8 numbers: two at a time in float16, or operands as they are."""
+    """Yield complaints unless fp8 numbers are converted two at a time to float16, or multiplied as they are."""
     variant = facts["variant"]
     if facts["operations"].get("F2F"):
         yield "converts numbers one by one"
@@ -257,15 +257,15 @@ def _fp8_complaints(facts: dict[str, Any], rows: list[dict[str, int]], columns: 
             yield f"adds {loop['FFMA']} products for 64 scores of a thread"
         if line and loop.get("MUFU", 0) > 4:
             yield f"takes {loop['MUFU']} special functions for weights without any"
-    # dims of keys in steps of 32, by each part of the queries, and values by steps of 16 keys: 128 x 64, or 64 x 128
+    # (products of keys, of values): keys in steps of 32 dims, for each part of the queries; values in steps of 16 keys
     steps = (4, 4 if "narrow" in variant else 8) if "head_dim 64" in variant else (8, 4)
     for loop in rows if "e4m3" in variant and line else []:
         if (loop.get("QGMMA"), loop.get("HGMMA")) != steps:
             yield f"does not multiply keys as they are, twice: {loop}"
         if loop.get("FMUL", 0) > 64 + 32 + 4 and _weighs_at_once(variant):
             yield f"rounds products of scores that are not huge: {loop}"
-    # of 64 keys a thread has as many pairs of keys and values as it multiplies; x-packed values come two by two, and
-    # once more where some are dead
+    # a thread loads and converts as many pairs of keys and values as it multiplies; it loads x-packed values two by two,
+    # and again if some are dead
     loads = 5 if "x-packed" in variant else 3
     for loop in columns:
         weights = 8 if variant in BESIDE_BLOCKS else 4  # words, of a tile of 128 keys or of 64

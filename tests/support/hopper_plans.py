@@ -20,7 +20,7 @@ MODULES = [importlib.import_module(f"{planning.__name__}.{x.name}") for x in pkg
 
 
 def _home(name: str) -> Any:
-    """The module of the planner that a number or a rule is of."""
+    """Return the planner's module that defines a number or a rule."""
     (home,) = [
         x
         for x in MODULES
@@ -47,12 +47,12 @@ def _always(p: Problem) -> bool:
 
 
 def anywhere() -> contextlib._GeneratorContextManager[None]:
-    """Also few queries that see few keys."""
+    """Plan Hopper kernels also for few queries that see few keys."""
     return planned(MAX_PORTABLE_KEYS=-1, MAX_PORTABLE_KEYS_OF_LARGE_HEADS=-1)
 
 
 def mixed() -> contextlib._GeneratorContextManager[None]:
-    """Batches of uneven queries as those of many keys, which wait for memory."""
+    """Plan batches of uneven queries as if they had many keys and were memory-bound."""
     return planned(MAX_BYTES_OF_ONE_LIST=0, MIN_TOKENS_PER_LONG_SEQ=1 << 40)
 
 
@@ -61,7 +61,7 @@ def _by_type(p: Problem) -> bool:
 
 
 def two_lists() -> contextlib._GeneratorContextManager[None]:
-    """`mixed`, as where long queries are few, and decodes many."""
+    """Plan as `mixed`, and as if long queries were few and decodes many."""
     return planned(
         MAX_BYTES_OF_ONE_LIST=0,
         MIN_TOKENS_PER_LONG_SEQ=1 << 40,
@@ -71,7 +71,7 @@ def two_lists() -> contextlib._GeneratorContextManager[None]:
 
 
 def apart() -> contextlib._GeneratorContextManager[None]:
-    """`mixed`, as where long queries are few, and decodes, too: in two launches."""
+    """Plan as `mixed`, and as if both long queries and decodes were few: in two launches."""
     return planned(
         MAX_BYTES_OF_ONE_LIST=0,
         MIN_TOKENS_PER_LONG_SEQ=1 << 40,
@@ -81,22 +81,22 @@ def apart() -> contextlib._GeneratorContextManager[None]:
 
 
 def long() -> contextlib._GeneratorContextManager[None]:
-    """Batches of uneven queries as those of long ones."""
+    """Plan batches of uneven queries as batches of long queries."""
     return planned(MIN_TOKENS_PER_LONG_SEQ=0)
 
 
 def wide() -> contextlib._GeneratorContextManager[None]:
-    """`mixed`, and windows as those that show many keys: whole tiles, of blocks that may be cut."""
+    """Plan as `mixed`, and as if windows showed many keys: whole tiles, in blocks that may be cut."""
     return planned(MAX_BYTES_OF_ONE_LIST=0, MIN_TOKENS_PER_LONG_SEQ=1 << 40, MAX_KEYS_OF_HALF_TILES=-1)
 
 
 def shares() -> contextlib._GeneratorContextManager[None]:
-    """Even shares also of many rows."""
+    """Plan even shares also for many rows."""
     return planned(even_shares_end_sooner=_always)
 
 
 def three() -> contextlib._GeneratorContextManager[None]:
-    """Blocks of 192 rows for three consumers wherever these can do them."""
+    """Plan blocks of 192 rows for three consumers wherever these can compute them."""
     return planned(
         MAX_ROWS_OF_EVEN_SHARES=0,
         MAX_TIME_OF_WHOLE_BLOCKS=math.inf,
@@ -110,19 +110,19 @@ def three() -> contextlib._GeneratorContextManager[None]:
 
 
 def one(**more: Any) -> contextlib._GeneratorContextManager[None]:
-    """Blocks of 128 rows for one consumer wherever it can do them, also of long queries."""
+    """Plan blocks of 128 rows for one consumer wherever it can compute them, also for long queries."""
     return planned(
         MAX_ROWS_OF_EVEN_SHARES=0, MIN_TOKENS_WORTH_CODE_COPIES=1 << 40, four_warpgroups_end_sooner=_never, **more
     )
 
 
 def uncut(**more: Any) -> contextlib._GeneratorContextManager[None]:
-    """`one`, of whole blocks."""
+    """Plan as `one`, in whole blocks."""
     return one(MAX_TIME_OF_WHOLE_BLOCKS=math.inf, **more)
 
 
 def four() -> contextlib._GeneratorContextManager[None]:
-    """Blocks of 256 rows for four warpgroups of one code wherever these can do them, which may be cut."""
+    """Plan blocks of 256 rows, which may be cut, wherever four warpgroups that share code can compute them."""
     return planned(
         MAX_ROWS_OF_EVEN_SHARES=0,
         MAX_TIME_OF_WHOLE_BLOCKS=0,
@@ -132,5 +132,5 @@ def four() -> contextlib._GeneratorContextManager[None]:
 
 
 def four_uncut() -> contextlib._GeneratorContextManager[None]:
-    """`four`, of whole blocks."""
+    """Plan as `four`, in whole blocks."""
     return planned(MAX_ROWS_OF_EVEN_SHARES=0, MAX_TIME_OF_WHOLE_BLOCKS=math.inf, four_warpgroups_end_sooner=_always)

@@ -1,4 +1,4 @@
-"""What the package index has, fetched by pip into folders; whoever fetches learns whether the index answered at all."""
+"""Packages that pip fetches into folders; an index that does not answer has an exception of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 SECONDS = 300  # for one call of pip: the largest wheel takes some 60
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 31, 34, 35)]
 ALONE = ("--no-deps",)  # torch stays as it is
-# What pip says, when it gives up, of an index that nobody reaches, that breaks off, or that has an error of its own.
+# What pip prints if it gives up because the index is unreachable, breaks off, or reports an error of its own.
 SILENCE = re.compile(
     r"Retry\(total=0\b.*connection broken|Max retries exceeded|Read timed out|Connection (?:refused|reset|aborted)"
     r"|Temporary failure in name resolution|IncompleteRead|\b(?:429|5\d\d) (?:Client|Server) Error"
@@ -32,12 +32,12 @@ class Failed(Exception):
 
 
 def install(folder: Path, *wanted: str) -> None:
-    """Packages into a folder where there is none yet, without what they require."""
+    """Install packages, without what they require, into a folder, unless it exists."""
     made(folder, lambda to: _pip("install", *ALONE, "--target", str(to), *wanted))
 
 
 def python_of_wheel(folder: Path, wanted: str) -> None:
-    """The Python of a wheel alone: what it has compiled may be gigabytes for a GPU that is not here."""
+    """Unpack a wheel without its compiled libraries, which may be gigabytes for a GPU that is not here."""
 
     def unpack(to: Path) -> None:
         with tempfile.TemporaryDirectory() as place:
@@ -51,7 +51,7 @@ def python_of_wheel(folder: Path, wanted: str) -> None:
 
 
 def made(folder: Path, make: Callable[[Path], None]) -> None:
-    """A folder that is there as a whole or not at all, whatever ends this process."""
+    """Make a folder, unless it exists; it exists as a whole or not at all, whatever ends this process."""
     if folder.exists():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)

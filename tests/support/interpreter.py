@@ -2,7 +2,7 @@
 
 The interpreter finds out at every operation what the operation does for its operands' types.  At every call of a helper
 it looks up all functions of triton.language.  It makes a table of types for every type, a tuple type for every shape.
-It computes sums of integers again in 64 bits, for a comparison that only a debug build reads.
+It computes sums of integers again in 64 bits, for a check that takes effect only with Triton's option `debug`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from triton.runtime import interpreter
 
 from tests.support.replayed import replayed
 
-# What is replaced here, or relied on, and how its source begins to hash where it is as it was read (3.6 to 3.9).
+# Functions that are replaced or relied on -> first digits of the hashes of their sources as read in Triton 3.6 to 3.9.
 READ = {
     interpreter.InterpretedFunction.__call__: {"f2446df4"},
     interpreter._patch_lang: {"e5beeba7"},
-    interpreter._patch_attr: {"e0c1b7d6", "935587c8"},  # 3.6: of other lines
+    interpreter._patch_attr: {"e0c1b7d6", "935587c8"},  # 3.6 has other lines
     TritonSemantic.to_tensor: {"aec8898b", "2111735b"},
     interpreter.TensorHandle: {"0efd336d", "3202e4a6"},
     interpreter._get_np_dtype: {"8f20d41e"},
@@ -35,19 +35,19 @@ READ = {
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
-    """From now on, until the patch is undone."""
+    """Make the interpreter quicker until the patch is undone."""
     for change, of in PATCHES.items():
         if all(map(is_as_read, of)):
             change(patch)
 
 
 def is_as_read(function: Any) -> bool:
-    """Whether a function of this Triton is one that was read."""
+    """Whether the source of this Triton's function is one that was read."""
     return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:8] in READ[function]
 
 
 def _patch_language_once(patch: pytest.MonkeyPatch) -> None:
-    """A launch makes triton.language's functions the interpreter's, and so would every helper: the first one does."""
+    """Patch triton.language for the first helper of a launch alone, where the interpreter patches it for every call."""
     launch = interpreter.GridExecutor.__call__
     patched: set[tuple[bool, bool]] = set()  # in this launch
 
@@ -93,7 +93,7 @@ def _look_types_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def _share_shapes(patch: pytest.MonkeyPatch) -> None:
-    """There are only a few, and nobody changes one."""
+    """Share the attributes of equal types and shapes: there are only a few, and nothing changes them."""
     make_type, make_tensor, equal = tl.block_type.__init__, tl.tensor.__init__, tl.tuple.__eq__
     types: dict[tuple[Any, ...], dict[str, Any]] = {}
     shapes: dict[tuple[int, ...], Any] = {}
@@ -136,7 +136,7 @@ def _leave_out_unread_checks(patch: pytest.MonkeyPatch) -> None:
 
 
 def _make_handles(patch: pytest.MonkeyPatch) -> None:
-    """At once, without a look at the size of numbers that the interpreter itself has made of the type."""
+    """Make handles without a check of the numbers' size, because the interpreter itself has made them of the type."""
 
     def init(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
         self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
@@ -145,7 +145,7 @@ def _make_handles(patch: pytest.MonkeyPatch) -> None:
 
 
 def _replay_operations(patch: pytest.MonkeyPatch) -> None:
-    """What is to be done on arrays depends on types alone: `replayed`."""
+    """Replay operations, whose steps on arrays depend only on types and on the source's numbers (`replayed`)."""
     known: dict[Any, Any] = {}
     to_tensor = TritonSemantic.to_tensor
 

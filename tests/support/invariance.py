@@ -1,4 +1,4 @@
-"""What `batch_invariant` promises of one sequence, for tests of features."""
+"""The assertion of `batch_invariant`'s promise, for tests of features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.cases import Case, build
 
 
 def assert_the_same_bits_alone(case: Case, device: str) -> None:
-    """Sequence 1 has equal bits alone and in a batch whose sequence 0 has one query; without log-sum-exps."""
+    """Assert that sequence 1 has the same bits alone as behind a sequence 0 with one query; the case has no lse."""
     inputs = build(case, device)
     both = paged_attn.paged_attention(**inputs)
     count = case.query_lens[1]

@@ -1,7 +1,7 @@
-"""Masks of keys: lines of each for the portable kernels, for the Hopper kernels, and what queries see by hand.
+"""Masks of keys: fields of cases for the portable and for the Hopper kernels, and visible keys written by hand.
 
-Every test of masks goes through all of these: beside other features, in any batch, in every kind of kernel.  What moves
-bounds has a line more, by which tests/kernels/common/test_visited_tiles.py counts tiles.
+Tests of masks go through these tables: beside other features, in any batch, in every kind of kernel.  A mask that moves
+key bounds is also in BOUNDS or GAPS, by which tests/kernels/common/test_visited_tiles.py counts tiles.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-# Over tiles of 32 keys, sequences of up to 87: within a tile, across tiles, longer than all.
+# For tiles of 32 keys and sequences of up to 87: masks within a tile, across tiles, and longer than all keys.
 MASKS: dict[str, dict[str, Any]] = {
     "chunk of a tile": dict(chunk=32),
     "chunk across tiles": dict(chunk=43),
@@ -55,7 +55,7 @@ MASKS: dict[str, dict[str, Any]] = {
     "windows by head, spans in them": dict(spans=2, clip_spans=True, head_windows=((9, 12), (3, 0))),
 }
 
-# Over tiles of 64 and 128 keys, sequences of up to 1500.
+# For tiles of 64 and 128 keys and sequences of up to 1500.
 LONG_MASKS: dict[str, dict[str, Any]] = {
     "chunk": dict(chunk=192),
     "chunk, window": dict(chunk=150, window_size=(100, -1)),
@@ -71,7 +71,7 @@ LONG_MASKS: dict[str, dict[str, Any]] = {
     "windows by head, not causal": dict(causal=False, head_windows=((100, 40), (-1, 9), (0, 0), (300, -1))),
 }
 
-# Queries, keys, options, and of each query the sum of 2^key over all keys that it sees.
+# (queries, keys, options, for each query the sum of 2^key over the keys that it sees)
 BY_HAND: list[tuple[int, int, dict[str, Any], list[int]]] = [
     # chunks of 3: keys 0 1 2 | 3 4 5 | 6
     (5, 7, dict(chunk=3), [0b100 + 0b11, 0b1000, 0b11000, 0b111000, 0b1000000]),
@@ -82,14 +82,14 @@ BY_HAND: list[tuple[int, int, dict[str, Any], list[int]]] = [
 
 
 class Mask(NamedTuple):
-    """What kernels are given of a mask, the arguments of a call for it, and what it shows."""
+    """A mask: the arguments of kernels for it, those of a call, and the keys that it shows."""
 
     mods: dict[str, Any]  # a list is a tensor of one sequence, True a constexpr
     call: dict[str, Any]
     sees: Callable[[int, int], bool]  # (position of a query, position of a key)
 
 
-# Within a tile of 4 and across some; beside each other, and across tiles of 64; none; behind all keys.
+# Spans within a tile of 4 and across several, next to each other, across tiles of 64, empty, and behind all keys.
 SPANS = [[2, 4], [5, 14], [14, 15], [-1, -1], [20, 37], [50, 140], [1000, 2000]]
 COUNT: dict[str, Any] = dict(spans_count=len(SPANS), spans_stride=2 * len(SPANS), spans_step=2)
 
@@ -145,7 +145,7 @@ BOUNDS = {
     ),
     "itself": Mask(dict(left=0, right=0), dict(window_size=(0, 0)), lambda q, k: k == q),
 }  # fmt: skip
-# Masks of bounds that may leave a gap, of keys that nobody sees, between those that somebody sees.
+# Masks whose bounds may leave a gap: keys that no query sees, between keys that some query sees.
 GAPS = {
     "prefix, window": Mask(
         dict(left=5, right=0, prefix_lens=[6]), dict(prefix_lens=[6], window_size=(5, -1)),
@@ -175,7 +175,7 @@ GAPS = {
 
 
 def blocks_of(launch: Any, queries: tuple[int, ...], keys: tuple[int, ...]) -> Iterator[tuple[range, int]]:
-    """(positions of its queries, keys of its sequence) of each block that a launch serves."""
+    """Yield (positions of its queries, number of its sequence's keys) of each block that a launch serves."""
     for query_len, seq_len in zip(queries, keys):
         if launch.shortest <= query_len <= launch.longest:
             begin = seq_len - query_len

@@ -1,4 +1,4 @@
-"""The reference on one sequence, as tests of it ask: its keys in pages, and torch's attention beside it."""
+"""The reference on one sequence, for tests of the reference: keys in pages, and torch's attention to compare with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ F64 = torch.float64
 
 
 def paged(k: Tensor, v: Tensor, page_size: int = 4, layout: str = "NHD", x: int = 4) -> dict[str, Any]:
-    """One sequence's keys [N, kv_heads, head_dim] in pages handed out backwards; the rest of the cache is NaN."""
+    """Return the cache arguments of one sequence: k, v [N, kv_heads, head_dim] in pages in reverse order, NaN elsewhere."""
     num_pages = -(-len(k) // page_size)
     caches = []
     for keys in (k, v):
@@ -36,13 +36,13 @@ def paged(k: Tensor, v: Tensor, page_size: int = 4, layout: str = "NHD", x: int 
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: str = "NHD", page_size: int = 4, **options: Any) -> Any:
-    """The reference on one sequence: queries [T, heads, head_dim] at the end of keys [N, kv_heads, head_dim]."""
+    """Call the reference on one sequence: queries [T, heads, head_dim] at the end of keys [N, kv_heads, head_dim]."""
     lens = {"seq_lens": torch.tensor([len(k)]), "cu_seqlens_q": torch.tensor([0, len(q)])}
     return reference.paged_attention(q, **paged(k, v, page_size, layout), **lens, **options)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None = None) -> Tensor:
-    """torch's attention of [T, H, D] over [N, G, D] with bias [H, T, N] added to the scores."""
+    """Return torch's attention of [T, H, D] over [N, G, D] with bias [H, T, N] added to the scores."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
@@ -56,10 +56,10 @@ def random_qkv(queries: int, keys: int, heads: int = 4, kv_heads: int = 2, head_
 
 
 def distances(queries: int, keys: int) -> Tensor:
-    """key position - query position, [T, N], the queries being the last of the keys."""
+    """Return key position - query position, [T, N]; queries are at the last positions."""
     return torch.arange(keys)[None, :] - torch.arange(keys - queries, keys)[:, None]
 
 
 def hidden(mask: Tensor) -> Tensor:
-    """A bias [..., T, N] that removes the keys where mask is True."""
+    """Return a bias [..., T, N] that hides keys where mask is True."""
     return torch.zeros(mask.shape, dtype=F64).masked_fill(mask, -torch.inf)

@@ -1,7 +1,7 @@
 """Sizes that meet every path of the Hopper kernels: shares, blocks, pieces, both launches.
 
-A file for each kind of batch, made of what `parts.py` has; a case is added where its like is.  Names that tests ask
-for are here, too.
+Each file has one kind of batch, built from the constants of `parts.py`.  A new case joins similar ones.  This module
+exports the names that tests import.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ __all__ = [
 CASES: dict[str, dict[str, Any]] = (
     MIXED_CASES | FP8_CASES | PACKED_CASES | ALL_FP8_CASES | TREE_CASES | NEW_CASES | DECODE_CASES | EVEN_CASES
 )
-# Weights of fp8 products are coarse where no log-sum-exp is asked for.
+# Without a log-sum-exp, weights of fp8 products are coarser, so fp8 cases also run without it.
 CASES |= {
     f"{name}, no lse": fields | dict(lse=False)
     for name, fields in CASES.items()

@@ -1,4 +1,4 @@
-"""As many queries of every sequence: drafts and chunks, shares that begin with blocks, shares of a line."""
+"""Sequences with the same or similar numbers of queries: drafts, chunks, shares that begin with blocks, the line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EVEN_CASES: dict[str, dict[str, Any]] = {
     "even drafts of 9, head_dim 256": ragged(*[(9, 2000)] * 12) | dict(bounds=True, head_dim=256),
     "even drafts of 9, group 3, fp8 out": ragged(*[(9, 2000)] * 12) | dict(bounds=True, heads=24, out_dtype=E4M3),
     "40 even drafts": ragged(*[(20, 500)] * 40) | dict(bounds=True),
-    # shares that begin with blocks: these are about as long, and their number is no power of two
+    # shares that begin with blocks: the blocks are of similar lengths, and their number is not a power of two
     "12 decodes, a share each": ragged(*[(1, 500 - 9 * i) for i in range(12)]) | dict(decode_form=True),
     "12 decodes, a share each, window": ragged(*[(1, 500 + 99 * i) for i in range(12)])
     | dict(decode_form=True, window_size=(300, -1), sinks=True),
@@ -77,23 +77,23 @@ EVEN_CASES: dict[str, dict[str, Any]] = {
     "even chunks, the last are cut": ragged(*[(64, 4000)] * 10, (64, 3000), (64, 4096)) | dict(bounds=True),
     "even chunks, the last are cut, window": ragged(*[(64, 4096)] * 11, (64, 4000))
     | dict(bounds=True, window_size=(3500, -1), lse=False),
-    # 320 blocks: 33 of each KV head are whole, more than are looked at at once
+    # 320 blocks: 33 of each KV head are whole, more than the search for a block looks at in one step
     "40 drafts, the last are cut": ragged(*[(32, 4096)] * 39, (32, 4000)) | dict(bounds=True),
     "even chunks of 128": ragged(*[(128, 3000)] * 3) | dict(bounds=True),
     "a chunk of 100, window": ragged((100, 9000)) | dict(bounds=True, window_size=(1000, -1)),
 }
 
-# Too few blocks for all programs, which have even shares of a line of them instead.
+# Too few blocks for all programs, which have even shares of the line instead.
 DRAFTS_LINE = ragged(*[(32, 8192)] * 6) | dict(bounds=True)
 
-CHUNKS_LINE = ragged(*[(64, 8192)] * 3) | dict(bounds=True)  # of two blocks that read the same keys
+CHUNKS_LINE = ragged(*[(64, 8192)] * 3) | dict(bounds=True)  # two blocks of a sequence read the same keys
 
 LINES: dict[str, dict[str, Any]] = {
     "drafts": DRAFTS_LINE | dict(lse=False),
     "drafts of any context": ragged(
         (32, 9000), (20, 9500), (0, 50), (32, 9200), (31, 8000), (17, 9900), (32, 9999), (32, 7000)
     )
-    | dict(bounds=True, sinks=True, padding=60),  # rows enough for all to be as long
+    | dict(bounds=True, sinks=True, padding=60),  # enough rows for all sequences to have 32 queries
     "drafts, trees": DRAFTS_LINE | dict(qq_bias=32, tree=True),
     "drafts, head_dim 64, float16": DRAFTS_LINE | dict(head_dim=64, dtype=torch.float16),
     "drafts, group 3, padding": DRAFTS_LINE | dict(heads=24, padding=70),

@@ -1,4 +1,4 @@
-"""Caches of fp8, and queries of it besides."""
+"""fp8 caches, under 16-bit and under fp8 queries."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ from tests.support.hopper_cases.parts import (
     ragged,
 )
 
-# which the planner takes for even, for there are rows enough
+# Padding gives enough rows for the planner to take the queries for even.
 ALL_LENGTHS = MIXED | dict(bounds=True, padding=6400)
 
-SHORT = ragged(*[(393, 900)] * 3, (393, 393), (393, 700)) | dict(bounds=True)  # in tiles of 64
+SHORT = ragged(*[(393, 900)] * 3, (393, 393), (393, 700)) | dict(bounds=True)  # in tiles of 64 keys
 
-# as long queries: in blocks of 192 rows, for three consumers, or with an exact softcap for two
+# Cases that are planned as long queries: in blocks of 192 rows for three consumers, with an exact softcap for two.
 LONG: dict[str, dict[str, Any]] = {
     "prefills": PREFILLS,
     "short prefills": SHORT,

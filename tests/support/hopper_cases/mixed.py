@@ -1,4 +1,4 @@
-"""Prefills, chunks, drafts and decodes together, of keys of 16 bits and fp8; trees of drafts."""
+"""Prefills, chunks, drafts and decodes together, over 16-bit and fp8 caches; trees of drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of the call itself, which the cache does not hold."""
+"""New keys: keys and values of the call itself, which the cache does not hold."""
 
 from __future__ import annotations
 

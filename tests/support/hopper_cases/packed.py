@@ -1,4 +1,4 @@
-"""x-packed caches: few rows, and blocks of many, with and without keys outside of these."""
+"""x-packed caches: few rows, and blocks of many rows, with and without new keys."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ PACKED_CASES: dict[str, dict[str, Any]] = {
     | dict(bounds=True, qq_bias=8, tree=True),
 }
 
-# Blocks over x-packed caches, with and without keys outside of these.
+# Blocks over x-packed caches, with and without new keys.
 SMALL_BLOCKS = ragged((1, 500), (70, 300), (1, 0), (9, 9)) | PACKED
 
 BLOCKS: dict[str, dict[str, Any]] = {

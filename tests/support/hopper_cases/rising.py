@@ -1,4 +1,4 @@
-"""Batches in which each tile's maxima are above those of the tiles before."""
+"""Batches for tests in which each tile's row maxima exceed those of earlier tiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches over a few hundred keys, one for each way that rows are taken: features are tried on them."""
+"""Batches over a few hundred keys for tests of features, one for each way in which blocks are made of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small batches, one for each way in which a launch may go."""
+"""Small batches, one for each path of a launch."""
 
 from __future__ import annotations
 
