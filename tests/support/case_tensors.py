@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tests.support.cases import Case
 
 BAD_PAGE = 2**31 - 1
-# Forms of scales that are tensors -> function of (scales, number of sequences) that makes them.  There are scales of one
-# number, of one for each KV head, of one for each sequence and KV head, and by token.
+# Forms of scales that are tensors -> function of (scales, number of sequences) that makes them.  Scales are one number,
+# one for each KV head, one for each sequence and KV head, or by token.
 SCALES = {
     "tensor": lambda x, seqs: x,
     "scalar": lambda x, seqs: x[0],

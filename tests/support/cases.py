@@ -131,7 +131,7 @@ class Case:
     decode_form: bool = False  # cu_seqlens_q=None
     strided: bool = False  # q, k_new, v_new, out and page_table are slices of wider tensors
     integers: torch.dtype = torch.int32  # of page_table, seq_lens and cu_seqlens_q
-    table: str = ""  # "" (dense) | "ragged" | "gaps": ragged, spare entries behind rows | "views": ragged, in wider tensors
+    table: str = ""  # "": dense | "ragged" | "gaps": spare entries behind ragged rows | "views" of wider tensors
     bounds: bool = False  # pass max_seqlen_q and max_seqlen_k
     shard: tuple[int, int, int] | None = None  # the caches hold the keys of one rank
     slack: int = 0  # excess of max_seqlen_q and max_seqlen_k over the longest

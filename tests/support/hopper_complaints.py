@@ -17,7 +17,8 @@ ROWS = {
     "chunk x-packed new": 2,
 }  # fmt: skip
 OF_MANY_COLUMNS = "draft of 4", "draft of 8"  # 16 and 32 columns
-COLUMNS = {"two lists": 1, "two lists group 3": 1, "two lists new": 1, "two lists softcap": 1}  # loops of few rows, beside blocks
+# Number of loops over keys of few rows, beside blocks.
+COLUMNS = {"two lists": 1, "two lists group 3": 1, "two lists new": 1, "two lists softcap": 1}
 MERGED = {
     "lone draft",
     "lone mask",
@@ -27,7 +28,7 @@ MERGED = {
     "one draft head_dim 256",
     "one chunk",
 }  # variants whose pieces a merge launch joins
-# Limits are those of Triton 3.6 and 3.7.  From 3.7 on, --regAllocOptLevel=2 changes ptxas' allocation of registers: with
+# Limits are those of Triton 3.6 and 3.7.  From 3.7 on, --regAllocOptLevel=2 changes how ptxas allocates registers: with
 # code for few rows it spills a few more ("mixed features", "mixed group 12"), and a decode is 0.9 KB larger.
 # Bytes that a consumer keeps in memory from one block to the next, for example because scores are kept to be weighed
 # again.
@@ -58,7 +59,7 @@ MORE_CODE = {
 BESIDE_BLOCKS = {  # code of the launch of even shares, which precedes that of blocks
     "mixed e4m3": 51, "mixed e4m3, no lse": 49, "mixed all fp8": 50, "mixed all fp8, no lse": 48,
 }  # fmt: skip
-# Limits of barriers of all threads in a loop over keys, for warpgroups that share code and for three consumers.  Barriers
+# Limits of barriers of all threads in a loop over keys, for warpgroups that share code and for three consumers.  They
 # are needed where the cache ends and dead values become zero.  Triton would add one between two of its waits.
 MEET = {
     "prefill window sinks": 0, "prefill page 128": 0, "prefill head_dim 64": 0, "prefill head_dim 256": 0,
@@ -103,7 +104,7 @@ CUT = (  # variants whose pieces are joined by the program that finishes last
     "speculate 32", "speculate 32 tree", "speculate 32 mask", "speculate 64", "speculate 32 head_dim 64",
     "speculate 32 e4m3, no lse",
 )  # fmt: skip
-# Variants whose two warpgroups send products in turn (ping-pong).  Otherwise they fall into step and take a fifth longer.
+# Variants whose two warpgroups send products in turn (ping-pong).  Else they fall into step and take a fifth longer.
 IN_TURN = (
     "speculate 32", "speculate 32 tree", "speculate 32 mask", "speculate 32 head_dim 64", "speculate 64", "one chunk",
     "two lists", "two lists new", "two lists softcap", "two lists group 3", "chunk group 7", "prompts group 3",
@@ -264,8 +265,8 @@ def _fp8_complaints(facts: dict[str, Any], rows: list[dict[str, int]], columns: 
             yield f"does not multiply keys as they are, twice: {loop}"
         if loop.get("FMUL", 0) > 64 + 32 + 4 and _weighs_at_once(variant):
             yield f"rounds products of scores that are not huge: {loop}"
-    # a thread loads and converts as many pairs of keys and values as it multiplies; it loads x-packed values two by two,
-    # and again if some are dead
+    # a thread loads and converts as many pairs of keys and values as it multiplies; x-packed values are loaded two by
+    # two, and again if some are dead
     loads = 5 if "x-packed" in variant else 3
     for loop in columns:
         weights = 8 if variant in BESIDE_BLOCKS else 4  # words, of a tile of 128 keys or of 64

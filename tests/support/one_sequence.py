@@ -14,7 +14,7 @@ F64 = torch.float64
 
 
 def paged(k: Tensor, v: Tensor, page_size: int = 4, layout: str = "NHD", x: int = 4) -> dict[str, Any]:
-    """Return the cache arguments of one sequence: k, v [N, kv_heads, head_dim] in pages in reverse order, NaN elsewhere."""
+    """Return the cache arguments of one sequence: k, v [N, kv_heads, head_dim] in pages in reverse order, else NaN."""
     num_pages = -(-len(k) // page_size)
     caches = []
     for keys in (k, v):

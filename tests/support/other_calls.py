@@ -27,11 +27,14 @@ from tests.support.cases import (
 )
 from tests.support.formats import stored
 
-HALF_AN_ULP = 2**-23  # of float32, in which x / scale is computed, twice
+HALF_AN_ULP = 2**-23  # twice half an ulp of float32, in which x / scale is computed
 
 
 def _places(case: Case, inputs: dict[str, Any], rng: torch.Generator) -> tuple[dict[str, Tensor], int, dict[str, Any]]:
-    """(caches, tokens, slots, layout and scales) of a write: each token in a slot of its own, some tokens skipped."""
+    """Return (caches, number of tokens, arguments) of a write: each token has its own slot, some are skipped.
+
+    The arguments are slot_mapping, kv_layout and scales.
+    """
     caches = {name: inputs[name] for name in ("k_cache", "v_cache")[: 1 if case.latent else 2]}
     slots = len(caches["k_cache"]) * case.page_size
     tokens = min(case.tokens, slots)
@@ -53,7 +56,10 @@ def _dtype_of_new(case: Case) -> torch.dtype:
 
 
 def run_write(case: Case, device: str = "cpu") -> None:
-    """The case's query tokens as new keys: each in a slot of its own, some skipped, some not a number; others stay."""
+    """Write the case's query tokens as new keys and values, and compare with the reference.
+
+    Each token has its own slot, some are skipped, and some numbers are NaN.  All other slots must not change.
+    """
     rng = torch.Generator().manual_seed(case.seed)
     caches, tokens, given = _places(case, build(case, device), rng)
     widths = case.head_dim, case.value_width
@@ -85,7 +91,7 @@ def run_write(case: Case, device: str = "cpu") -> None:
 
 
 def run_write_qkv(case: Case, device: str = "cpu") -> None:
-    """The case's query tokens as projections; norms, rotation, packing and q_out are drawn from its seed."""
+    """Write the case's query tokens as projections; its seed decides about norms, rotation, packing and q_out."""
     rng, draw = torch.Generator().manual_seed(case.seed), random.Random(case.seed)
     caches, tokens, given = _places(case, build(case, device), rng)
     width, value_width = case.head_dim - (case.value_width if case.latent else 0), case.value_width
@@ -130,7 +136,7 @@ def run_write_qkv(case: Case, device: str = "cpu") -> None:
 def _check_scales_of_qkv(
     case: Case, qkv: Any, caches: dict[str, Tensor], v_cache: Tensor | None, given: dict[str, Any]
 ) -> None:
-    """Scales by token and what is read by them: as the reference's up to float32 errors and one rounding."""
+    """Assert that scales by token and the stored numbers are the reference's, up to float32 errors and a rounding."""
     scales = {name: given[name] for name in ("k_scale", "v_scale") if getattr(given.get(name), "ndim", 0) == 3}
     tensors = caches | scales
     wanted = {name: x.clone() for name, x in tensors.items()}
@@ -155,7 +161,7 @@ def _check_scales_of_qkv(
 
 
 def _turned(draw: random.Random, normal: Callable[..., Tensor], tokens: int, width: int) -> dict[str, Any]:
-    """Arguments of a rotary embedding of heads of `width` dims, or none."""
+    """Draw the arguments of a rotary embedding of heads of `width` dims; {}: none."""
     rotary_dim = draw.choice([0, *[size for size in (2, 16, width // 2 * 2) if 2 <= size <= width]])
     if not rotary_dim:
         return {}
@@ -175,9 +181,9 @@ def _turned(draw: random.Random, normal: Callable[..., Tensor], tokens: int, wid
 def check_nearest(
     what: str, got: Tensor, exact: Tensor, largest: Tensor | None = None, at: Tensor | None = None
 ) -> None:
-    """Assert that a result is the number nearest to the exact one, up to errors of float32 in the largest of its head.
+    """Assert that results are the numbers nearest to the exact ones, up to a float32 error of the head's largest.
 
-    largest: the magnitude of that one, if `exact` has no heads.  at: elements that are compared, None: all.
+    largest: the magnitude of the largest; None: along the last axis of `exact`.  at: elements to compare; None: all.
     """
     most = exact.abs().nan_to_num().amax(-1, keepdim=True) if largest is None else largest
     if got.dtype in LARGEST:
@@ -189,7 +195,7 @@ def check_nearest(
 
 
 def _check_scales_written(case: Case, new: Any, caches: dict[str, Tensor], given: dict[str, Any]) -> None:
-    """Scales by token, and what is stored beside them, have the reference's bits everywhere; NaN is NaN."""
+    """Assert that scales by token and the stored numbers have the reference's bits everywhere; NaNs are equal."""
     tensors = caches | {name: x for name, x in given.items() if isinstance(x, Tensor) and x.ndim == 3}
     wanted = {name: x.clone() for name, x in tensors.items()}
     reference.write_kv(*new, **given | wanted)
@@ -202,7 +208,7 @@ def _check_scales_written(case: Case, new: Any, caches: dict[str, Tensor], given
 
 
 def _check_stored(what: str, got: Tensor, exact: Tensor, at: Tensor) -> None:
-    """As near as the nearest number of the cache's type, up to the rounding of a quotient beside a tie."""
+    """Assert that numbers are stored as the nearest of the cache's dtype, up to the rounding of a quotient at a tie."""
     if is_scaled(got.dtype):
         exact = exact.clamp(-LARGEST[got.dtype], LARGEST[got.dtype])
     if not got.dtype.is_floating_point:
@@ -215,7 +221,10 @@ def _check_stored(what: str, got: Tensor, exact: Tensor, at: Tensor) -> None:
 
 
 def run_merge(case: Case, device: str = "cpu") -> None:
-    """As many parts as the case has sequences, of its query tokens and heads; some saw nothing and hold NaN."""
+    """Merge as many parts as the case has sequences, with its query tokens and heads, and compare with the reference.
+
+    Some rows saw no key and hold NaN; some have an infinite log-sum-exp.
+    """
     rng = torch.Generator().manual_seed(case.seed)
     dtype = torch.bfloat16 if is_fp8(case.dtype) else case.dtype
     rows = len(case.seq_lens), min(case.tokens, 40), case.heads
@@ -240,5 +249,5 @@ def run_merge(case: Case, device: str = "cpu") -> None:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """The bytes of each element, as a last axis."""
+    """View the bytes of each element as a last axis."""
     return x.contiguous()[..., None].view(torch.uint8)

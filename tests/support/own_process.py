@@ -1,6 +1,7 @@
-"""Scripts that need a process of their own: what importing does, forks, threads.
+"""Scripts that need a process of their own, for tests of imports, forks and threads.
 
-In a script `inputs(seed)` are those of a small call of attention, and `call(seed)` is its error beside the reference.
+A script may call `inputs(seed)`, which returns the arguments of a small call of attention, and `call(seed)`, which
+makes this call and returns its largest difference from the reference.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from tests.support import warm
 
-LIMIT = 3600  # seconds, only so that what hangs ends
+LIMIT = 3600  # seconds after which a script that hangs is ended
 CALL = """
 def inputs(seed=0):
     import torch
@@ -38,14 +39,14 @@ def call(seed=0):
 
 
 def run(script: str, **environ: str) -> str:
-    """What a script prints; it must end well."""
+    """Run a script, assert that it succeeds, and return what it prints."""
     done = ended(script, **environ)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
 
 def ended(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A script that has ended in any way.  Kernels of others are left to Triton, as users leave them."""
+    """Run a script and return how it ended.  TRITON_INTERPRET is not set, as users do not set it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if "TRITON_INTERPRET" not in environ and not torch.cuda.is_available():
         environment.setdefault("PAGED_ATTN_DIALECT", "interpreter")

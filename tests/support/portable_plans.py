@@ -14,7 +14,7 @@ from tests.support.replanned import replanned
 
 @contextlib.contextmanager
 def portable() -> Iterator[pytest.MonkeyPatch]:
-    """Every call goes to the portable kernels, also on Hopper."""
+    """Plan every call for the portable kernels, also on Hopper."""
     with replanned() as patch:
         patch.setattr(dialects, "DIALECTS", ("portable",))
         yield patch
@@ -22,9 +22,9 @@ def portable() -> Iterator[pytest.MonkeyPatch]:
 
 @contextlib.contextmanager
 def cut(segments: int, tile: int = 32) -> Iterator[None]:
-    """Every plan has tiles of so many keys, and so many shares of every sequence.
+    """Plan tiles of `tile` keys, small blocks and, if `segments` > 1, `segments` shares for each block.
 
-    What the planner chooses for lengths that a test can afford is one tile, one share and one block of queries.
+    For lengths that a test can afford, the planner itself chooses one tile, one share and one block of queries.
     """
     with portable() as patch:
         patch.setattr(portable_plan, "_shares", lambda p, c, blocks, q: blocks * segments if segments > 1 else 0)

@@ -10,8 +10,8 @@ import torch
 from tests.support.hopper_cases import ALL_E4M3, E4M3_CACHE, FEATURES, NEW, PACKED, ragged
 
 EVEN: dict[str, Any] = dict(even=True)  # blocks of many queries, no mixed batches
-KINDS = {"even", "drafts"}  # of lengths
-# What random batches are of.
+KINDS = {"even", "drafts"}  # fields below that choose lengths, and are not of a Case
+# Fields of cases whose lengths `random_lengths` draws.
 RANDOM: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "float16, head_dim 64": dict(dtype=torch.float16, head_dim=64),
@@ -64,9 +64,9 @@ DECODES: dict[str, dict[str, Any]] = {
 
 
 def random_decodes(rng: random.Random, drafts: bool = False, most: float = 11.5) -> dict[str, Any]:
-    """Up to 9 sequences of about as many keys or of any number, some of none, a query each or up to 8.
+    """Draw up to 9 sequences of similar or different numbers of keys, some without keys, with one query each.
 
-    most: keys, as a power of two.
+    drafts: up to 8 queries each.  most: log2 of the largest number of keys.
     """
     longest, ratio = 2 ** rng.uniform(5, max(5, most)), rng.choice([1.0, 1.5, 4.0, 1000.0])
     keys = [int(longest * ratio ** -rng.random()) for _ in range(rng.randint(1, 9))]
@@ -75,10 +75,10 @@ def random_decodes(rng: random.Random, drafts: bool = False, most: float = 11.5)
 
 
 def random_lengths(rng: random.Random, even: bool = False, most: float = 11.5) -> dict[str, Any]:
-    """Up to 12 sequences: decodes, drafts, chunks, whole prefills, empty ones, or many of one kind.
+    """Draw up to 12 sequences: decodes, drafts, chunks, whole prefills, empty ones, or all of one kind.
 
-    even: up to 5 of as many queries, more than even shares are for, over any number of keys.
-    most: keys, as a power of two.
+    even: up to 5 sequences with equal numbers of queries, too many for even shares, over different numbers of keys.
+    most: log2 of the largest number of keys before the queries.
     """
     if even:
         queries = rng.randint(130, 300)
@@ -96,6 +96,6 @@ def random_lengths(rng: random.Random, even: bool = False, most: float = 11.5) -
     kinds = [*usual, "nothing", "no keys", "few keys"]
     if rng.random() < 0.3:
         usual = kinds = [rng.choice(usual)] * 9
-    # somebody has a query: without any the portable kernels run
+    # at least one sequence has a query; without queries the portable kernels run
     lengths = ragged(sequence(rng.choice(usual)), *[sequence(rng.choice(kinds)) for _ in range(rng.randint(0, 11))])
     return lengths | dict(bounds=rng.random() < 0.5, padding=rng.choice([0, 0, 3, 150]))

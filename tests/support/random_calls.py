@@ -1,8 +1,8 @@
-"""What a random call may be: a line for each argument, drawn from the plainest to the rarest.
+"""Random calls: a line for each argument, whose choices go from the plainest to the rarest.
 
-`configuration` draws what kernels are compiled for, `batch` the lengths and numbers that one kernel meets in one call:
-many batches of one configuration cost little.  A source of random numbers may be `random.Random` or hypothesis's, which
-shrinks what it has drawn: the first of several choices, False and small numbers are where it ends.
+`configuration` draws the fields for which kernels are compiled, `batch` the lengths and numbers of one call.  So many
+batches of one configuration cost little.  The source of random numbers is `random.Random` or hypothesis's.  The latter
+shrinks what it has drawn towards the first of several choices, False and small numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FP16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
 class Limits(NamedTuple):
-    """What a machine can afford."""
+    """The largest sizes of a case that a machine can afford."""
 
     heads: int  # of a case
     head_dim: int
@@ -49,18 +49,18 @@ def maybe(share: float) -> Draw:
 
 
 def refused(name: str, fields: Fields) -> bool:
-    """Whether an argument may not stand beside one that these fields of a case give."""
+    """Whether an argument is refused beside another argument that these fields of a case give."""
     others = [x.argument if x.beside == name else x.beside for x in REFUSED if name in (x.argument, x.beside)]
     return any(fields.get(field) for other in others for field in BY_NAME[other].model)
 
 
 def _widths(fields: Fields, widths: tuple[int, ...], most: int) -> list[int]:
-    """Those of these widths that a cache may have."""
+    """Return those of `widths`, up to `most`, that a cache may have."""
     step = 4 if fields["cache_dtype"] == INT4 else 1
     return [n for n in widths if n <= most and n % step == 0]
 
 
-# What the Hopper kernels may be asked for, of a model and of a case.  Later lines know what earlier ones have drawn.
+# Sizes and features of models that the Hopper kernels may get.  Later lines know what earlier lines have drawn.
 SIZES: dict[str, Draw] = {
     "dtype": one_of(BF16, BF16, FP16, E4M3),
     "cache_dtype": lambda rng, f: E4M3 if f["dtype"] == E4M3 else rng.choice([f["dtype"]] * 3 + [E4M3, E5M2]),
@@ -73,14 +73,15 @@ SIZES: dict[str, Draw] = {
     "softcap": one_of(0.0, 0.0, 0.0, 10.0, 25.0),
     "alibi": maybe(0.1),
 }
-# Of heads in turn: a full one beside a streaming one, by KV head or within groups; streaming ones; to both sides.
+# Windows of heads in turn: heads without a window beside heads with one, by KV head or within groups; only heads with
+# windows; windows to both sides.
 HEAD_WINDOWS = (
     ((-1, -1), (100, -1)), ((-1, -1), (-1, -1), (64, -1), (0, -1)), ((5, -1), (70, 3), (0, 0)), ((-1, 0), (63, 50)),
 )  # fmt: skip
-# Keys over ranks: stripes of one position, of parts of pages and tiles, of whole ones, of no power of two; one rank.
+# (rank, world, stripe): one rank; stripes of one position, of parts of pages and tiles, of whole ones, of 5 and 200.
 SHARDS = ((0, 1, 16), (1, 2, 1), (0, 4, 8), (2, 3, 5), (3, 4, 16), (1, 2, 200))
 GROUPS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 20, 24, 32, 33, 40, 48, 64)
-# The rest of a case of these.
+# The other fields of a case for the Hopper kernels.
 OPTIONS: dict[str, Draw] = {
     "kv_heads": one_of(1, 2, 3, 4),
     "heads": lambda rng, f: f["kv_heads"] * rng.choice([n for n in GROUPS if n * f["kv_heads"] <= f["most_heads"]]),
@@ -114,8 +115,8 @@ OPTIONS: dict[str, Draw] = {
         else rng.choice([None] * 14 + [*SHARDS])
     ),
 }
-ELSEWHERE = {"score_mod", "softmax_scale", "only"}  # of anything alone
-# Options that are drawn in no other way: mostly as they are by default.
+ELSEWHERE = {"score_mod", "softmax_scale", "only"}  # fields that ANYTHING alone has
+# Options without a line above, which mostly have their defaults.
 OPTIONS |= {
     x.name: one_of(*[x.default] * 9, *x.others)
     for x in ARGUMENTS
@@ -170,10 +171,10 @@ ANYTHING: dict[str, Draw] = {
     "only": lambda rng, f: None if f["own_out"] else rng.choice([None] * 8 + ["decode", "prefill"]),
     "score_mod": one_of(*[""] * 8, "alibi", "softcap", "relative"),
 }
-# What may differ from call to call of one configuration, beside lengths.
+# Fields that may differ between calls of one configuration, in addition to lengths.
 BATCH: dict[str, Draw] = {
     "window_size": lambda rng, f: tuple(n if n < 0 else rng.choice([n, n, n, 0, 1, 63, 64]) for n in f["window_size"]),
-    # numbers that kernels are told, not compiled for
+    # numbers that kernels get as arguments, and are not compiled for
     "head_windows": lambda rng, f: f.get("head_windows") and rng.choice(HEAD_WINDOWS),
     "chunk": lambda rng, f: f.get("chunk") and rng.choice([f["chunk"], 2, 64, 65, 200]),
     "softmax_scale": lambda rng, f: (
@@ -186,18 +187,21 @@ BATCH: dict[str, Draw] = {
     "padding": lambda rng, f: 0 if f["decode_form"] else rng.choice([0, 0, 0, 1, 3, 130]),
     "seed": lambda rng, f: rng.randrange(1000),
 }
-# True: of calls in which sequences whose queries are among their keys have as many, or look like padding.
+# Whether to make the checked call, if the case is `checkable`.
 CHECK = maybe(0.1)
 
 
 def checkable(fields: Fields, lengths: list[tuple[int, int]]) -> bool:
-    """lengths: queries and keys of each sequence."""
+    """Whether a checked call accepts these lengths, (queries, keys) of each sequence.
+
+    If queries are among the keys, a sequence with several queries needs as many keys, or a negative length (padding).
+    """
     own = fields.get("causal", True) or fields.get("causal_by_seq") or fields.get("new")
     return not own or all(queries < 2 or keys < 0 or keys >= queries for queries, keys in lengths)
 
 
 def drawn(rng: random.Random, lines: dict[str, Draw], **known: Any) -> Fields:
-    """Each line's, in their order; known: what has been drawn before, which the lines may look at."""
+    """Return the draws of all lines, in order; known: earlier draws, which the lines may look at."""
     known = dict(known)
     for name, draw in lines.items():
         known[name] = draw(rng, known)
@@ -205,7 +209,7 @@ def drawn(rng: random.Random, lines: dict[str, Draw], **known: Any) -> Fields:
 
 
 def configuration(rng: random.Random, limits: Limits, lines: dict[str, Draw] = ANYTHING) -> Fields:
-    """All fields of a case that kernels are compiled for."""
+    """Draw all fields of a case for which kernels are compiled."""
     fields = drawn(rng, lines, most_heads=limits.heads, most_head_dim=limits.head_dim)
     if not fields["causal"]:
         fields["window_size"] = fields["window_size"][0], rng.choice([-1, 0, 50])
@@ -217,7 +221,7 @@ def configuration(rng: random.Random, limits: Limits, lines: dict[str, Draw] = A
 
 
 def batch(rng: random.Random, fields: Fields, limits: Limits, lines: dict[str, Draw] = BATCH) -> Case:
-    """A call of a configuration: of any lengths."""
+    """Draw a call of a configuration, with any lengths."""
     most = min(limits.keys, rng.choice([6.0, 8.0, 10.0, limits.keys]))
     if fields["decode_form"]:
         lengths = random_decodes(rng, most=most)
@@ -234,13 +238,13 @@ def batch(rng: random.Random, fields: Fields, limits: Limits, lines: dict[str, D
 
 
 def any_case(rng: random.Random, limits: Limits = GPU) -> Case:
-    """What the Hopper kernels may be asked for, of few heads."""
+    """Draw a case for the Hopper kernels."""
     fields = configuration(rng, limits, SIZES | OPTIONS)
     return batch(rng, fields, limits, {name: BATCH[name] for name in ("padding", "seed")})
 
 
 def _beside_a_border(rng: random.Random, queries: int, keys: int) -> tuple[int, int]:
-    """Every fourth sequence ends at a border of tiles or pages, or a key before or behind it; some end before key 0."""
+    """Move the end of every fourth sequence to a multiple of 64 keys, or a key before or behind; make some negative."""
     if keys <= 0 or keys < queries or not sometimes(rng, 0.25):
         return queries, -5 if keys == 0 and sometimes(rng, 0.05) else keys
     return queries, max(queries, round(keys / 64) * 64 + rng.choice([0, -1, 1]))

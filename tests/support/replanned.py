@@ -1,4 +1,4 @@
-"""The planner with other rules, and no plan of before or of inside where it does not belong."""
+"""The planner with other rules: plans are forgotten before and after these rules hold."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paged_attn.planning import planner
 
 
 def forget() -> None:
-    """All plans, and all calls that are kept with theirs."""
+    """Forget all plans, and all kept calls, which hold plans."""
     planner.plan.cache_clear()
     call_cache.clear()
 
 
 @contextlib.contextmanager
 def replanned() -> Iterator[pytest.MonkeyPatch]:
-    """No plan of before is known inside, and none of inside afterwards, also where a test is skipped inside."""
+    """Yield a patch; forget all plans before and after, also if a test is skipped inside."""
     try:
         with pytest.MonkeyPatch.context() as patch:
             forget()

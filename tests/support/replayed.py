@@ -1,8 +1,8 @@
 """Operations of Triton's interpreter, each worked out once for the types that it meets.
 
-An operation of triton.language looks at the types of its operands, at length, and then asks a builder for a few steps
-on arrays.  Which steps depends on the types and on the numbers of the source alone, so they are written down when an
-operation first meets these, and asked for again from then on.
+An operation of triton.language inspects the types of its operands, which takes long, and then asks a builder for a few
+steps on arrays.  Which steps depends only on the types and on the numbers of the source.  So the steps are recorded
+when an operation first meets these types and numbers, and replayed from then on.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 import triton.language as tl
 from triton.runtime import interpreter
 
-# Steps whose results nobody changes: what they make of numbers of the source is made once.
+# Prefixes of steps whose results nothing changes: results that depend on numbers of the source alone are made once.
 CONSTANT = ("get_", "create_splat", "create_make_range", "create_int_cast", "create_fp_", "create_si_", "create_ui_")
 
 
 class Unknown(Exception):
-    """What an operation was given or did is nothing that can be written down."""
+    """The operands or the steps of an operation cannot be recorded."""
 
 
 class Recorder:
-    """A builder that does what it is asked for, and writes it down."""
+    """A builder that does the steps that it is asked for, and records them."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
         self.steps: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = []
-        self.looked = False  # somebody looked at a number, so that what follows may depend on it
+        self.looked = False  # the operation looked at a number, so later steps may depend on the number
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.builder, name)
@@ -43,7 +43,7 @@ class Recorder:
 
 
 def replayed(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation that looks at the types of its operands once."""
+    """Return an operation that inspects operands of the same types only once."""
     semantic, tensor = interpreter.interpreter_semantic, tl.tensor
     plans: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
 
@@ -75,7 +75,7 @@ def replayed(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _describe(x: Any, key: list[Any]) -> None:
-    """Add what an operation may know of an operand before it runs: a tensor's type, or a number of the source."""
+    """Add to `key` what an operation may know of an operand before it runs: a tensor's type, or a number's value."""
     kind = type(x)
     if kind is tl.tensor:
         key.append(x.type.name)
@@ -86,7 +86,7 @@ def _describe(x: Any, key: list[Any]) -> None:
     elif kind is int or kind is bool or kind is str or x is None:
         key.append(x)
     elif kind is float:
-        key.append(repr(x))  # of zero with its sign
+        key.append(repr(x))  # 0.0 and -0.0 differ
     elif isinstance(x, tl.dtype):
         key.append(x.name)
     elif kind is slice:
@@ -105,7 +105,7 @@ def _describe(x: Any, key: list[Any]) -> None:
 def _recorded(
     operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any] | None, Any]:
-    """How an operation is done again, None if it has to be worked out anew each time, and its result."""
+    """Run an operation; return (function that replays it, None if it must run anew each time; its result)."""
     semantic = interpreter.interpreter_semantic
     recorder = Recorder(semantic.builder)
     args, kwargs = tuple(map(_apart, args)), {name: _apart(x) for name, x in kwargs.items()}
@@ -135,17 +135,17 @@ def _recorded(
 
 
 def _apart(x: Any) -> Any:
-    """A tensor of the same numbers whose handle no other operand has: next time these may be two."""
+    """Return a tensor of the same numbers with its own handle: operands that share a handle now may differ next time."""
     if type(x) is not tl.tensor:
         return x
     return tl.tensor(interpreter.TensorHandle(x.handle.data, x.handle.dtype, x.handle.attr), x.type)
 
 
 def _plan(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Callable[..., Any]:
-    """The steps as a function of the same operands."""
+    """Return a function that does the recorded steps on operands of the same types."""
     names: dict[int, str] = {}  # where a handle comes from
     constants: dict[int, Any] = {}
-    # the builder's functions are looked up each time, for tests replace some of them
+    # the builder's functions are looked up each time, because tests replace some of them
     scope: dict[str, Any] = {"new": tl.tensor.__new__, "Tensor": tl.tensor, "builder": recorder.builder}
     for i, x in enumerate(args):
         if type(x) is tl.tensor:
@@ -200,7 +200,7 @@ def _plan(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], res
 
 
 def _handles(values: Any) -> Iterable[Any]:
-    """All that stand for numbers of a launch."""
+    """Yield all handles, which stand for a launch's numbers, in nested values."""
     if isinstance(values, interpreter.TensorHandle):
         yield values
     elif isinstance(values, (list, tuple)):

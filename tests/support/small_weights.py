@@ -8,12 +8,12 @@ import torch
 
 from tests.support.cases import Case, bits, build, run
 
-FLOAT16 = 8.66 * 2.0**-24  # which has 9 of these: 3.9% more
-FP8 = 1.4 * 2.0**-14  # e4m3, with a largest weight of 2^5, has one of these
+FLOAT16 = 8.66 * 2.0**-24  # rounded to 9 * 2^-24, 3.9% more
+FP8 = 1.4 * 2.0**-14  # rounded to 2^-14 in e4m3, whose largest weight is 2^5
 
 
 def check_small_weight(case: Case, device: str, weight: float = FLOAT16) -> None:
-    """Of a sequence of one query and two keys; results are off by the share that the weight is."""
+    """Run a case of one query and two keys, whose results have the relative error of the small weight."""
     inputs = build(case, device)
     page = int(inputs["page_table"][0, 0])
     changes = {"q": torch.ones_like(inputs["q"], dtype=torch.float32).to(case.dtype)}

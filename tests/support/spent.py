@@ -1,4 +1,4 @@
-"""Where the time of a fuzzing process goes: into compiling kernels, making inputs, comparing with the reference."""
+"""Where the time of a fuzzing process goes: compiling kernels, making inputs, comparing with the reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS = {"building": "build", "comparing": "compare"}  # functions of cases.py
 
 @contextlib.contextmanager
 def spent() -> Iterator[dict[str, float]]:
-    """Seconds by part so far, while calls are made; what is interpreted is never compiled."""
+    """Yield seconds by part, which grow as calls are made; interpreted kernels are never compiled."""
     seconds = dict.fromkeys(("compiling", *PARTS), 0.0)
     before = triton.knobs.compilation.listener
     plain = {part: getattr(cases, function) for part, function in PARTS.items()}

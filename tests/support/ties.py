@@ -1,4 +1,4 @@
-"""Numbers and scales whose quotients lie so near ties of fp8 that a division which is a little off crosses them."""
+"""Numbers and scales whose quotients are so near to ties of fp8 that an inexact division crosses the tie."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import paged_attn
 
 
 def beside_ties(fp8: torch.dtype, source: torch.dtype, heads: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """(values [16, heads, 32] of the source's type, scales [heads] float32): of each head all beside one tie.
+    """Return (values [16, heads, 32] of the source's dtype, scales [heads] float32), with all quotients beside ties.
 
-    A scale is the float32 next to value / tie on either side.  Other tokens hold the values times powers of two.
+    A head has one value and one tie.  Its scale is the float32 above or below value / tie.  Tokens hold the value times
+    powers of two, with both signs.
     """
     rng = torch.Generator().manual_seed(seed)
     codes = torch.arange(128, dtype=torch.uint8).view(fp8).double()
@@ -29,13 +30,13 @@ def beside_ties(fp8: torch.dtype, source: torch.dtype, heads: int, seed: int = 0
 
 
 def divided(values: Tensor, scales: Tensor, fp8: torch.dtype) -> Tensor:
-    """The fp8 numbers nearest to values / scales, as torch rounds float64; the quotient is no tie in float32."""
+    """Return the fp8 numbers nearest to values / scales, rounded by float32, in which the quotient is not a tie."""
     quotients = values.double() / scales.double()
     return quotients.to(torch.float32).to(fp8)
 
 
 def check_results_beside_ties(source: torch.dtype, fp8: torch.dtype, device: str, heads: int, dim: int = 32) -> None:
-    """Attention of one key for each of 16 queries, a call for each scale."""
+    """Assert that fp8 results are rounded like `divided`: attention over one key each, in a call for each scale."""
     values, scales = beside_ties(fp8, source, heads)
     for head, scale in enumerate(scales.tolist()):
         v = values[:, head, None, None].to(device).repeat(1, 16, 1, dim // 32)  # [pages, slots, 1, dim]

@@ -11,13 +11,13 @@ import torch
 
 from tests.simulator import SIMULATES
 
-# As `make test` asks for in a run of its own; without Triton there is nothing else.
+# Whether tests run on plain torch, as `make test` asks for in a run of its own, and tests/without_triton.py, too.
 IN_TORCH = not torch.cuda.is_available() and not SIMULATES and os.environ.get("PAGED_ATTN_DIALECT") == "torch"
 
 
 @contextlib.contextmanager
 def cut(segments: int, tile: int = 32) -> Iterator[None]:
-    """Tiles of so many keys; of several segments also pieces of so many, joined by their log-sum-exps."""
+    """Use tiles of `tile` keys; if `segments` > 1, also pieces of `tile` keys, joined by their log-sum-exps."""
     from paged_attn.kernels.torch import attention, blocks, plain
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Trees of drafts, and what each of their branches is: a plain sequence of its own."""
+"""Trees of drafts, and their branches, each of which has the results of a plain sequence."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from paged_attn import reference
 from tests.support.cases import TOLERANCES, bound_of
 
-Parents = Sequence[int]  # of each node, which stands behind it; -1: of none
+Parents = Sequence[int]  # the parent of each node, an earlier node; -1: none
 
 
 def random_tree(rng: random.Random, nodes: int, wide: int = 4) -> Parents:
-    """A node's parent is one of so many before it, or none."""
+    """Return a tree in which a node's parent is one of the `wide` nodes before it, or none."""
     return [rng.randint(max(-1, i - wide), i - 1) for i in range(nodes)]
 
 
 def path_to(parents: Parents, node: int) -> list[int]:
-    """From a root down to a node."""
+    """Return the nodes from a root down to a node."""
     path = [node]
     while parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
@@ -34,7 +34,7 @@ def depths(parents: Parents) -> list[int]:
 
 
 def bias_of(parents: Parents, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The query-query bias that shows a node nothing but its ancestors and itself."""
+    """Return the `qq_bias` [nodes, nodes] that shows a node only its ancestors and itself."""
     bias = torch.full((len(parents), len(parents)), -torch.inf, dtype=dtype)
     for node in range(len(parents)):
         bias[node, path_to(parents, node)] = 0
@@ -42,7 +42,7 @@ def bias_of(parents: Parents, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def with_tree(inputs: dict[str, Any], parents: Parents) -> dict[str, Any]:
-    """A call, of no more queries to a sequence than nodes, as that of a tree: its bias and its positions."""
+    """Return a call's inputs with a tree's bias and positions; no sequence may have more queries than nodes."""
     starts, lens = inputs["cu_seqlens_q"].tolist(), inputs["seq_lens"].tolist()
     positions = torch.full((len(inputs["q"]),), -1, dtype=torch.int32)
     for seq, (start, end) in enumerate(itertools.pairwise(starts)):
@@ -52,9 +52,9 @@ def with_tree(inputs: dict[str, Any], parents: Parents) -> dict[str, Any]:
 
 
 def branches(inputs: dict[str, Any], parents: Parents) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(tokens of a branch, their results as a plain causal sequence of its own, the same of magnitudes of values).
+    """Yield for each node (tokens of its branch, results of a plain causal sequence, those of magnitudes of values).
 
-    Of a call over a cache of layout NHD that holds all keys, unscaled.
+    The call must be over an NHD cache without scales that holds all keys.
     """
     starts, lens = inputs["cu_seqlens_q"].tolist(), inputs["seq_lens"].tolist()
     names = ("window_size", "softcap", "alibi_slopes", "sinks", "softmax_scale")
@@ -66,7 +66,7 @@ def branches(inputs: dict[str, Any], parents: Parents) -> Iterator[tuple[Tensor,
             path = torch.tensor(path_to(parents, node), device=device)
             slots = torch.cat([torch.arange(context, device=device), context + path])
             pages = inputs["page_table"][seq].long()[slots // page]
-            seen = pages < len(inputs["k_cache"])  # others are left of every window
+            seen = pages < len(inputs["k_cache"])  # other keys are left of every window
             pages = pages.where(seen, 0)
             k, v = (
                 inputs[name][pages, slots % page].where(seen[:, None, None], torch.zeros((), dtype=inputs[name].dtype))
@@ -81,7 +81,7 @@ def branches(inputs: dict[str, Any], parents: Parents) -> Iterator[tuple[Tensor,
 
 
 def assert_branches(out: Tensor, inputs: dict[str, Any], parents: Parents) -> None:
-    """Every row of a tree is that of its branches."""
+    """Assert that the results of a tree are those of its branches as plain sequences."""
     compute = TOLERANCES[inputs["k_cache"].dtype][0]
     for tokens, want, weighted in branches(inputs, parents):
         bound = bound_of(want, weighted, compute, out.dtype)

@@ -1,4 +1,4 @@
-"""The calls whose kernels ship: one per variant that a planner can ask for, on small tensors that ask for it."""
+"""Calls for which all kernels are compiled: one for each variant that a planner can select, on small tensors."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -99,7 +99,7 @@ ATTENTION = {
     "prefill head_dim 192": PREFILL | dict(head_dim=192),
     "prefill head_dim 256": PREFILL | dict(head_dim=256),
     "decode split group 71": DECODE | dict(query_lens=(1,), seq_lens=LONG, heads=71, kv_heads=1),
-    # Last, so that those before stay in the quarters that other targets than sm90 compile.
+    # Later variants come last, so that earlier ones stay in the quarters that targets other than sm90 compile.
     "prefill alibi": PREFILL | dict(alibi=True),
     "prefill user alibi": PREFILL | dict(score_mod="alibi of ints"),
     "prefill user softcap": PREFILL | dict(score_mod="softcap"),
@@ -140,14 +140,14 @@ ATTENTION = {
 
 LONG_PREFILL = PREFILL | dict(query_lens=(8192,), seq_lens=(8192,))
 PROMPTS = PREFILL | dict(query_lens=(1024,) * 8, seq_lens=(1024,) * 8, bounds=True)
-# mostly of keys, told by bounds
+# most of the work is over keys of long contexts, by the planner's bounds
 MIXED: dict[str, Any] = dict(query_lens=(512, *(1,) * 40), seq_lens=(16384, *(64,) * 40))
-FEW_LONG: dict[str, Any] = dict(query_lens=(40, *(1,) * 63), seq_lens=(8192, *(64,) * 63))  # of which there is little
+FEW_LONG: dict[str, Any] = dict(query_lens=(40, *(1,) * 63), seq_lens=(8192, *(64,) * 63))  # few long queries
 DRAFT_OF_8 = DECODE | dict(query_lens=(8,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True)
-OF_512 = DECODE | dict(seq_lens=(512,) * 64)  # the Hopper kernels leave fewer to the portable ones
+OF_512 = DECODE | dict(seq_lens=(512,) * 64)  # over fewer keys, the portable kernels run
 LARGE = OF_512 | dict(head_dim=256, page_size=64)
-# What only the Hopper kernels do in a way of its own; compiled where asked for by name.
 LONE = DECODE | dict(query_lens=(1,), seq_lens=LONG, heads=8, kv_heads=1)
+# Variants that only the Hopper kernels distinguish; compiled only if asked for by name.
 HOPPER = {
     "prefills e4m3 head_dim 64": PROMPTS | dict(cache_dtype=E4M3, head_dim=64),
     "prefills e4m3 head_dim 64, no lse": PROMPTS | dict(cache_dtype=E4M3, head_dim=64, lse=False),
@@ -349,7 +349,7 @@ def _merge() -> None:
 
 
 def _moved(width: int) -> None:
-    """Caches whose rows have `width` elements, of which the first 128 are copied."""
+    """Copy pages of caches whose rows have `width` elements; only the first 128 of a row are copied."""
     caches = [torch.zeros(8, 16, 8, width, dtype=torch.bfloat16)[..., :128] for _ in range(2)]
     paged_attn.copy_pages(caches, torch.arange(4), torch.arange(4) + 4)
 
@@ -361,7 +361,7 @@ def _gathered(cache_dtype: torch.dtype, layout: str, *shape: int, **options: Any
 
 
 def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
-    """(name, call) of every variant whose name contains one of the wanted words; all if none is given."""
+    """Return (name, call) of each variant whose name contains one of the wanted words; without words all but HOPPER."""
     attention = ATTENTION | HOPPER if wanted else ATTENTION
     found = {name: functools.partial(_attention, name, fields) for name, fields in attention.items()}
     found["write"] = functools.partial(_write, torch.bfloat16, "NHD")

@@ -1,7 +1,7 @@
-"""Processes that begin with torch imported, which takes seconds of every process that a test starts.
+"""Processes that start with torch imported, which otherwise takes seconds of every process that a test starts.
 
-A server has imported it and nothing else, and forks for each program; what a program imports, prints, leaves running
-and returns is its own.  Where there is a GPU, programs are started as they always are.
+A server imports only torch, and forks for each program.  Imports, output, child processes and exit status are the
+program's own.  With a GPU, programs are started directly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATHS = "PYTHONPATH"
 def run(
     arguments: Sequence[str], env: Mapping[str, str], cwd: str | Path = ".", timeout: float = 3600
 ) -> subprocess.CompletedProcess[str]:
-    """`python *arguments`, which are a script, `-c` and a program or `-m` and a module, and words for it."""
+    """Run `python *arguments`: a script, `-c` and a program, or `-m` and a module, followed by its arguments."""
     import torch
 
     command = [sys.executable, *arguments]
@@ -50,8 +50,8 @@ def run(
 
 @functools.cache
 def _server(_: int) -> Any:
-    """The server of this process."""
-    # unbuffered: select knows nothing of a line that was read ahead
+    """Start the server of the process with this number."""
+    # unbuffered: select does not see a line that was read ahead
     server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
     def end() -> None:
@@ -64,7 +64,10 @@ def _server(_: int) -> Any:
 
 
 def _serve() -> dict[str, Any] | None:
-    """Fork for each line of the input and tell the child's number, then its status; in a child, what was asked for."""
+    """Fork for each line of the input, and print the child's process number and then its status.
+
+    Return what a line asks for in its child, and None at the end of the input.
+    """
     for line in sys.stdin:
         child = os.fork()
         if not child:
@@ -75,7 +78,7 @@ def _serve() -> dict[str, Any] | None:
 
 
 def _become(arguments: list[str], env: dict[str, str], cwd: str, said: list[str]) -> None:
-    """The program that was asked for, as if it were this process's own."""
+    """Run the program that was asked for, as if Python had started with it."""
     for fd, path in enumerate((os.devnull, *said)):
         file = os.open(path, os.O_RDWR | os.O_CREAT)
         os.dup2(file, fd)
@@ -105,7 +108,7 @@ if __name__ == "__main__":
     import torch  # noqa: F401
 
     gc.freeze()
-    server = sys.modules["__main__"]  # stays, with what a child of it has yet to do
+    server = sys.modules["__main__"]  # keeps this module, whose functions a child still needs
     asked = _serve()
     if asked is not None:
         _become(**asked)

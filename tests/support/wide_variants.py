@@ -1,4 +1,4 @@
-"""Calls of two widths, wide heads and latents whose Hopper kernels are compiled, beside those of `variants`."""
+"""Calls with two widths, wide heads or latents, whose Hopper kernels are compiled in addition to `variants`."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ def _attention(name: str, fields: dict[str, Any]) -> None:
 
 
 def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
-    """(name, call) of every variant whose name contains one of the wanted words; all if none is given."""
+    """Return (name, call) of each variant whose name contains one of the wanted words; all if none is given."""
     return [
         (name, functools.partial(_attention, name, fields))
         for name, fields in SHARES.items()
