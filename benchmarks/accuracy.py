@@ -1,13 +1,13 @@
 """Errors of results over each cache format.  `python -m benchmarks.accuracy [--output FILE]`, on a CPU.
 
 `write_kv` writes float32 keys and values, and the reference reads them in float64, so an error is that of the format
-alone: norm(results - results over float32 keys and values) / norm(the latter).  int4 is measured a second time as vLLM
-writes it: each head is first rotated by random signs and a Hadamard matrix, which makes its dims alike.  Queries are
-rotated in the same way, and results are rotated back.  Seeded generators draw the numbers:
+alone.  It is norm(results - results over float32 keys and values) / norm(the latter).  int4 is measured a second time
+as vLLM writes it: each head is first rotated by random signs and a Hadamard matrix, which makes its dims alike.
+Queries are rotated in the same way, and results are rotated back.  Seeded generators draw the numbers:
 
 - random: queries, keys and values are normal.
-- outlier channels: as random, but of each KV head's 128 dims 4 are 20 times as large in keys (and 1/20 as large in
-  queries), and 4 are 10 times as large in values.
+- outlier channels: as random, but 4 of 128 dims of a KV head's keys are 20 times as large, and in queries 1/20 as
+  large.  4 dims of its values are 10 times as large.
 - rotary keys: each dim of a KV head has a mean and a deviation of its own, both heavy-tailed, so that a few dims
   dominate.  NeoX's rotation with base 500000 follows.  Queries have the same means, weakened.
 """

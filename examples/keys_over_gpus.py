@@ -62,7 +62,7 @@ def decode(rank: int, world: int) -> float:
         q, k, v = projected(sum(new), seed, device)
         paged_attn.write_kv(k, v, *own[:2], slots)
         out = distributed.paged_attention(q, *own, seq_lens, starts, group=peers, stripe=STRIPE)
-        # The same step on one rank with all keys.
+        # For comparison: the step on one rank with all keys.
         paged_attn.write_kv(k, v, *whole[:2], paged_attn.slots(whole[2], positions, PAGE_SIZE, starts))
         wanted = paged_attn.paged_attention(q, *whole, seq_lens, starts)
         errors.append(float((out - wanted.chunk(world, dim=1)[rank]).abs().max()))
@@ -72,7 +72,7 @@ def decode(rank: int, world: int) -> float:
 def prefill(rank: int, world: int) -> float:
     """Compute a prompt whose queries are divided among the ranks; return the largest difference from one rank's result.
 
-    Its number of tokens is a multiple of 2 * world * PAGE_SIZE.
+    The number of tokens is a multiple of 2 * world * PAGE_SIZE.
     """
     device, tokens = device_of(rank), 4 * world * PAGE_SIZE
     q, k, v = projected(tokens, len(STEPS), device)

@@ -52,7 +52,7 @@ def main() -> None:
     write(k[PREFIX:], v[PREFIX:], cache, page_table, seq_lens, starts)
     out = paged_attn.paged_attention(q, *cache, page_table, seq_lens, starts)
 
-    # The same sequences, each with its own copy of the whole prefix.
+    # For comparison: these sequences, each with its own copy of the whole prefix.
     alone = torch.zeros_like(cache)
     pages = iter(torch.randperm(PAGES).tolist())
     rows = [[next(pages) for _ in row] + [-1] * (width - len(row)) for row in rows]

@@ -1,9 +1,9 @@
-"""Which tests run on which machine, and in which order, decided by markers.
+"""Selection of tests by machine, and their order, by markers.
 
 - Tests set `gpu`, `gpus`, `hopper`, `quick`, `long` and `kernels`; files set `simulated`.
-- Tests that take long, such as most of those of machine code, set `thorough`.  It is added here to most simulated
-  cases, to SLOW_LIKES, and without a GPU to half of the cases of tests that run kernels in many cases.  `make test`
-  leaves `thorough` out, and `make thorough` runs it.
+- Tests that take long, such as most of those of machine code, set `thorough`.  This module adds it to SLOW_LIKES, to
+  most simulated cases, and without a GPU to half of the cases of tests that run kernels in many.  `make test` leaves
+  `thorough` out, and `make thorough` runs it.
 - `host` is added to tests that ask for no device, which are about plans, texts and compilers.  A GPU's suite leaves
   them out.
 - `smoke` is added to the first case of each test that has several cases and may ask for a GPU.

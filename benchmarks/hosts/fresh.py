@@ -1,4 +1,4 @@
-"""transformers out of the box: the first and later calls of `generate_batch` with the host's own settings.
+"""First and later calls of transformers' `generate_batch` out of the box, with the host's own settings.
 
     python -m benchmarks.hosts.transformers_8b --fresh FILE.json
 

@@ -135,7 +135,7 @@ def _recorded(
 
 
 def _apart(x: Any) -> Any:
-    """Return a tensor of the same numbers with its own handle: operands that share a handle now may differ next time."""
+    """Return a tensor of the same numbers with its own handle: operands that share one now may differ next time."""
     if type(x) is not tl.tensor:
         return x
     return tl.tensor(interpreter.TensorHandle(x.handle.data, x.handle.dtype, x.handle.attr), x.type)

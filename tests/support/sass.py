@@ -1,6 +1,6 @@
-"""What SASS does, read as text: loops, what runs under products, who waits for whom, registers that nobody wrote.
+"""Analysis of SASS as text: loops, instructions under asynchronous products, waits, reads of unwritten registers.
 
-An instruction is one string, a label one that ends with a colon.
+An instruction is a string; a label is a string that ends with a colon.
 """
 
 import collections
@@ -11,20 +11,20 @@ from collections.abc import Callable, Set
 
 LEAVES = {"BRA", "BRX", "EXIT", "RET"}
 MATRIX = ("HMMA", "HGMMA", "QGMMA")
-COPY = "UMOV"  # of a uniform register
-# of the device's memory
+COPY = "UMOV"  # copies a uniform register
+# Opcodes that access or prefetch global memory.
 TOUCHES = {"ATOM", "ATOMG", "CCTL", "LD", "LDG", "LDGSTS", "RED", "ST", "STG", "UBLKPF", "UTMALDG"}
 Effects = Callable[[str], tuple[Set[int], Set[int]]]  # registers that an instruction writes and reads
 
 
 @functools.cache
 def operation(instruction: str) -> str:
-    """HGMMA of '@P0 HGMMA.64x64x16.F32 ...'; of a label itself."""
+    """Return the opcode without modifiers: HGMMA for '@P0 HGMMA.64x64x16.F32 ...'; for a label the label."""
     return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0].split(".")[0]
 
 
 def whole_operation(instruction: str) -> str:
-    """STG.E.128 of '@!P1 STG.E.128 ...'."""
+    """Return the opcode with its modifiers: STG.E.128 for '@!P1 STG.E.128 ...'."""
     return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]
 
 
@@ -33,7 +33,7 @@ def operations(code: list[str]) -> collections.Counter:
 
 
 def _blocks(code: list[str]) -> list[list[str]]:
-    """Code without branches into it or out of it, but at its ends."""
+    """Split code into basic blocks."""
     blocks: list[list[str]] = [[]]
     for x in code:
         if x.endswith(":"):
@@ -45,12 +45,12 @@ def _blocks(code: list[str]) -> list[list[str]]:
 
 
 def _ways(blocks: list[list[str]]) -> list[list[int]]:
-    """Where each block may go on."""
+    """Return the successors of each block, as indices of blocks."""
     named = {block[0][:-1]: i for i, block in enumerate(blocks) if block[0].endswith(":")}
     ways = []
     for i, block in enumerate(blocks):
         leaves = operation(block[-1]) in LEAVES
-        # an indirect branch tells its targets in a comment
+        # a comment of an indirect branch lists its targets
         ways.append([named[x] for x in re.findall(r"\.L_x_\d+", block[-1])] if leaves else [])
         always = leaves and not re.search(r"^@|\bBRA\.DIV\b|\bBRA\S*\s+!?U?P", block[-1])
         ways[-1] += [i + 1] if not always and i + 1 < len(blocks) else []
@@ -58,9 +58,9 @@ def _ways(blocks: list[list[str]]) -> list[list[int]]:
 
 
 def before_waiting(code: list[str]) -> list[str]:
-    """What touches memory on the way to where the launch ahead of this one has ended (`griddepcontrol.wait`).
+    """Return opcodes that access memory on a path to the wait for the previous launch (`griddepcontrol.wait`).
 
-    Partitions wait for the warps that come by there.
+    Other warp partitions wait for the warps on these paths, so their code does not count.
     """
     blocks = _blocks(code)
     ways = _ways(blocks)
@@ -75,9 +75,10 @@ def before_waiting(code: list[str]) -> list[str]:
 
 
 def natural_loops(code: list[str]) -> list[list[str]]:
-    """The loops, as code, smallest first.
+    """Return the natural loops, as code, smallest first.
 
-    A branch backwards makes one where every way to it passes its target: rare code lies behind the rest and comes back.
+    A backward branch closes a loop only if its target dominates it.  Other backward branches return from rare code,
+    which lies behind the rest.
     """
     blocks = _blocks(code)
     ways = _ways(blocks)
@@ -90,7 +91,7 @@ def natural_loops(code: list[str]) -> list[list[str]]:
         reached += [target for target in dict.fromkeys(ways[i]) if target not in reached]
     sources = [[j for j in of if j in reached] for of in sources]
     everything = (1 << len(blocks)) - 1
-    passed = [everything if i and sources[i] else 1 << i for i in range(len(blocks))]  # bits: by every way to a block
+    passed = [everything if i and sources[i] else 1 << i for i in range(len(blocks))]  # bit sets of dominators
     settled = False
     while not settled:
         before = list(passed)
@@ -112,36 +113,37 @@ def natural_loops(code: list[str]) -> list[list[str]]:
 
 
 def loops(code: list[str]) -> list[collections.Counter]:
-    """Operations of each loop that holds a matrix instruction, innermost first."""
+    """Return the operations of each loop that holds a matrix instruction, smallest loop first."""
     counts = [operations(loop) for loop in natural_loops(code)]
     return [count for count in counts if any(count[x] for x in MATRIX)]
 
 
 def innermost(code: list[str]) -> list[list[str]]:
-    """The loops with matrix instructions that hold no other such loop, as code."""
+    """Return the loops with matrix instructions that hold no other such loop, as code."""
     found = [loop for loop in natural_loops(code) if any(operation(x) in MATRIX for x in loop if x[-1] != ":")]
     held = [{x for x in loop if x.endswith(":")} for loop in found]
     return [loop for loop, labels in zip(found, held) if not any(other < labels for other in held)]
 
 
 def named_barriers(code: list[str]) -> set[int]:
-    """Barriers of a program at which it waits by their number: all of Triton's; turns are by a register."""
+    """Return the barriers at which code waits by an immediate number: all of Triton's; ping-pong uses a register."""
     found = (re.search(r"\bBAR\.SYNC\S* (0x[0-9a-f]+)", x) for x in code)
     return {int(match[1], 16) for match in found if match}
 
 
 def loops_in_turn(code: list[str]) -> int:
-    """The innermost loops whose products begin behind one barrier and are sent before an arrival at another."""
+    """Count innermost loops whose products begin behind a barrier and are sent before an arrival at another barrier."""
     marks = {"BAR.SYNC": "s", "BAR.ARV": "a", "WARPGROUP.DEPBAR": "w"} | {f"{name}.": "m" for name in MATRIX}
     orders = ("".join(mark for x in loop for name, mark in marks.items() if name in x) for loop in innermost(code))
     return sum(bool(re.fullmatch("sm+aw[^m]*", order)) for order in orders)
 
 
 def under_products(code: list[str]) -> list[dict[str, int]]:
-    """Of each innermost loop that waits for products twice, what it does between the waits.
+    """Count operations between the two waits for products, for each innermost loop that waits twice.
 
-    A third may lie behind a vote, in what is mostly skipped.  Maxima and exponentials, maxima before a vote may skip
-    the rest, and special functions of the whole loop but those.
+    A third wait may lie behind a vote, in code that is mostly skipped.  `maxima` and `exponentials` are those between
+    the waits, `maxima_always` those before the vote.  `functions_always` are special functions of the whole loop,
+    except those between the vote and the last wait.
     """
     found = []
     for loop in innermost(code):
@@ -163,7 +165,7 @@ def under_products(code: list[str]) -> list[dict[str, int]]:
 
 
 def results_under_products(code: list[str]) -> int:
-    """The most results that are rounded and exchanged between a product's beginning and the wait for it."""
+    """Return the largest number of results that are exchanged between a product's beginning and the wait for it."""
     most, exchanged = 0, None
     for x in code:
         if "WARPGROUP.ARRIVE" in x:
@@ -176,15 +178,15 @@ def results_under_products(code: list[str]) -> int:
 
 
 def boxes_in_loops(code: list[str]) -> int:
-    """Boxes that are sent in a loop over the distinct operands of a warp: what should be one instruction."""
+    """Count boxes that are sent in a loop over a warp's distinct operands, where one instruction would suffice."""
     return sum("UTMALDG" in x and any("BRA.U.ANY" in y for y in code[i : i + 6]) for i, x in enumerate(code))
 
 
 def overtaken_readers(code: list[str]) -> int:
-    """Starts of warp partitions whose arguments are stored where warps that are late may still read.
+    """Count starts of warp partitions whose arguments are stored where late warps may still read.
 
-    They go through shared memory right before the partitions' own barrier: a barrier has to lie between the last load
-    from there and them.
+    Arguments go through shared memory right before the partitions' own barrier.  Another barrier has to lie between the
+    last load from shared memory and these stores.
     """
     overtaken = 0
     for i, x in enumerate(code):
@@ -196,27 +198,27 @@ def overtaken_readers(code: list[str]) -> int:
 
 
 def _since_barrier(code: list[str]) -> str:
-    """The operations behind the last barrier: before it partitions were started, or have ended."""
+    """Return the operations behind the last barrier, before which earlier partitions were started or have ended."""
     return " ".join(itertools.takewhile(lambda x: x != "BAR", map(operation, reversed(code))))
 
 
 def reused_barriers(code: list[str]) -> int:
-    """Barriers whose memory threads read or write, too, though they were not invalidated.
+    """Count mbarriers whose memory threads also read or write, though the mbarriers were not invalidated.
 
-    A multiprocessor keeps barriers apart and writes them back later, over what has been stored there since.
+    A multiprocessor caches mbarriers separately and writes them back later, over what has been stored there since.
     """
 
     def offsets(name: str) -> set[str]:
         return {x[1] for y in code for x in [re.search(rf"\b{name}\b.*\[[^\]]*\b(0x[0-9a-f]+)\]", y)] if x}
 
-    # LDS.U8 reads which partition a warp is of, at its number beyond an address that may be the end of all barriers
+    # LDS.U8 reads a warp's partition, at the warp's offset from an address that may be the end of all barriers
     stored = offsets(r"(?:STS|LDS(?!\.U8)|STSM|LDSM)[.\w]*")
     return len((offsets(r"SYNCS\.EXCH[.\w]*") & stored) - offsets(r"SYNCS\.CCTL\.IV"))
 
 
 @functools.cache
 def _written(instruction: str) -> frozenset[int]:
-    """Numbers of the registers that an instruction writes, those of several in a row included."""
+    """Return the numbers of all registers that an instruction writes; an instruction may write several in a row."""
     name, *operands = re.sub(r"^@!?U?P\w+\s+", "", instruction).replace(",", " ").split()
     target = next((x for x in operands if not re.fullmatch(r"U?P\w+", x)), "")  # predicates may come before it
     if not re.fullmatch(r"R\d+", target):
@@ -228,14 +230,14 @@ def _written(instruction: str) -> frozenset[int]:
 
 
 def _converted(instruction: str) -> frozenset[int]:
-    """The register of fp8 numbers that an instruction converts."""
+    """Return the register of fp8 numbers that an instruction converts; other instructions have none."""
     read = re.search(r"F2FP\.F16\.E[45]M[32]\.UNPACK_B R\d+, R(\d+)", instruction)
     return frozenset({int(read[1])} if read else ())
 
 
 @functools.cache
 def _uniform(instruction: str) -> tuple[frozenset[int], frozenset[int]]:
-    """Numbers of the uniform registers that an instruction writes and reads."""
+    """Return the numbers of the uniform registers that an instruction (writes, reads)."""
     name, *operands = re.sub(r"^@!?U?P\w+\s+", "", instruction).replace(",", " ").split()
     while operands and re.fullmatch(r"!?U?P\w+", operands[0]):
         del operands[0]
@@ -248,20 +250,20 @@ def _uniform(instruction: str) -> tuple[frozenset[int], frozenset[int]]:
     written = range(int(target[1]), int(target[1]) + (2 if "WIDE" in name else wide)) if target else ()
     read: set[int] = set()
     for x in operands:
-        # both descriptors of a product, or the second one
+        # both descriptors of a product, or only the second if the first operand is in registers
         in_row = range(2 if re.match(r"R\d", operands[1]) else 0, 4) if "gdesc" in x else range(wide)
         read |= {int(n) + i for n in re.findall(r"UR(\d+)", x) for i in in_row}
     return frozenset(written), frozenset(read)
 
 
 def unwritten(code: list[str]) -> int:
-    """Uses of registers that not every way there has written: uniform ones, and of fp8 numbers that are converted.
+    """Count reads of registers that some path has not written: uniform ones, and those of fp8 numbers to convert.
 
-    A copy is no use, but what it wrote is no more written than what it read.
+    A copy does not count as a read, but the copy of an unwritten register is unwritten.
 
-    ptxas 12.8 makes one instruction of two conversions to fp8 whose results are stored side by side, and leaves none
-    for what else the lower one is wanted for.  And where 64-bit words that a product is told are sums of an address and
-    constants of both halves, it adds some of these to uniform registers that nobody has written.
+    ptxas 12.8 has two such bugs.  If results of two conversions to fp8 are stored side by side, it merges the
+    conversions, and other uses of the lower result read a register that nothing has written.  If the 64-bit descriptors
+    of a product are sums of an address and constants in both halves, it adds some constants to unwritten registers.
     """
     blocks = _blocks(code)
     ways = _ways(blocks)
@@ -271,13 +273,13 @@ def unwritten(code: list[str]) -> int:
 
 
 def _after(known: frozenset[int], instruction: str, effects: Effects) -> frozenset[int]:
-    """Registers that are written behind an instruction: not the copy of one that is not."""
+    """Return the registers that are written after an instruction; a copy of an unwritten register is not."""
     written, read = effects(instruction)
     return known - written if operation(instruction) == COPY and not read <= known else known | written
 
 
 def _uses_of_unwritten(blocks: list[list[str]], ways: list[list[int]], effects: Effects) -> int:
-    """Instructions that read a register which not every way to them has written, and are no copies."""
+    """Count instructions, other than copies, that read a register which some path to them has not written."""
     blocks = [[x for x in block if not x.endswith(":")] for block in blocks]
     before: dict[int, frozenset[int]] = {0: frozenset()}  # written on every way to a block
     changed = [0]

@@ -1,4 +1,4 @@
-"""Users' functions as tests give them: in Triton, in torch for the reference, and what they are called with."""
+"""score_mods for tests: each in Triton and, for the reference, in torch, with its arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class UserMod(NamedTuple):
-    """The same function twice."""
+    """A function in Triton and in torch, and its arguments."""
 
     triton: Any
     torch: Callable[..., Tensor]
@@ -49,7 +49,7 @@ def torch_softcap(score: Tensor, query_pos: Tensor, key_pos: Tensor, head: Tenso
 
 @triton.jit
 def relative(score, query_pos, key_pos, head, table, size):
-    """A learned bias for each head and distance, those beyond the table as its last."""
+    """Add a learned bias for each head and distance; distances beyond the table have its last bias."""
     distance = tl.minimum(tl.abs(query_pos - key_pos), size - 1)
     return score + tl.load(table + head * size + distance).to(tl.float32)
 
@@ -60,7 +60,7 @@ def torch_relative(score: Tensor, query_pos: Tensor, key_pos: Tensor, head: Tens
 
 @triton.jit
 def chunks(score, query_pos, key_pos, head, size, bias_of_keys):
-    """Only keys of the query's own chunk, each with a bias that lies at its position and nowhere else."""
+    """Show only keys of the query's chunk, and add biases that are loaded by the positions of key and query."""
     bias = tl.load(bias_of_keys + key_pos) + tl.load(bias_of_keys + query_pos)
     return tl.where(query_pos // size == key_pos // size, score + bias, float("-inf"))
 
@@ -74,9 +74,9 @@ def torch_chunks(
 
 @triton.jit
 def curve(score, query_pos, key_pos, head, points):
-    """A learned curve over scores, straight between its 9 points: what is loaded depends on the score."""
+    """Add a learned curve over scores, linear between its 9 points: addresses of loads depend on the score."""
     place = score * 4.0 + 4.0
-    place = tl.where(place < 7.99, place, 7.99)  # of what nobody sees the score may be NaN
+    place = tl.where(place < 7.99, place, 7.99)  # scores of unseen keys may be NaN
     place = tl.where(place > 0.0, place, 0.0)
     left = place.to(tl.int32)
     begin = tl.load(points + left)
@@ -92,7 +92,7 @@ def torch_curve(score: Tensor, query_pos: Tensor, key_pos: Tensor, head: Tensor,
 
 @triton.jit
 def own_blocks(score, query_pos, key_pos, head):
-    """Makes a block of its own, which Gluon would want a layout of."""
+    """Make a tensor inside the function, for which Gluon would need a layout."""
     return score + tl.sum(tl.arange(0, 4), 0)
 
 
