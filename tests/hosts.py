@@ -1,7 +1,7 @@
 """The hosts of the adapters, each in a folder of its own, and the adapters' tests against each host.
 
-`make hosts` fetches hosts into build/hosts, without torch.  Of the large wheels of vLLM and SGLang only the files of
-Python code are kept.  `make test-hosts` runs tests/integrations against each host, which PYTHONPATH names.  If the
+`make hosts` fetches hosts into build/hosts, without torch.  The large wheels of vLLM and SGLang are unpacked without
+their compiled libraries.  `make test-hosts` runs tests/integrations against each host, which PYTHONPATH names.  If the
 package index does not answer, a host is left out and named.  Any other failure gives exit status 1.
 """
 
