@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-# For tiles of 32 keys and sequences of up to 87: masks within a tile, across tiles, and longer than all keys.
+# Over tiles of 32 keys, sequences of up to 87: within a tile, across tiles, longer than all.
 MASKS: dict[str, dict[str, Any]] = {
     "chunk of a tile": dict(chunk=32),
     "chunk across tiles": dict(chunk=43),
