@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests import simulator  # before the package decides whether it is interpreted
+from tests.support.formats import FORMATS
 from tests.support.torch_ways import IN_TORCH
 
 os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # cases may have more queries than keys, which a checked call refuses
@@ -39,6 +40,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, help="calls of a configuration (400 on a GPU, else 6)")
     parser.add_argument("--processes", type=int, help="side by side (one for each core, 16 at most on a GPU)")
     parser.add_argument("--on-host", type=int, help="products up to which the reference stays on the host (2^23)")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, help="caches of these alone, fp8 with scales by token")
     parser.add_argument("--output", type=Path, help="a summary as JSON")
     parser.add_argument("--log", type=Path, default=Path("outputs/fuzz.jsonl"), help="a line for each seed")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)  # a worker process's folder
@@ -72,7 +74,7 @@ def main(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder, given.log.open("a") as log:
         work = Path(folder)
         crew = [
-            Worker(work, first + i, count, batches, until, (given.seeds + count - 1 - i) // count, given.on_host)
+            Worker(work, first + i, count, batches, until, (given.seeds + count - 1 - i) // count, _told(given))
             for i in range(count)
         ]
         reports: list[dict[str, Any]] = []
@@ -114,15 +116,20 @@ def _summary(given: argparse.Namespace, where: str, reports: list[dict[str, Any]
     return 1 if failures else 0
 
 
+def _told(given: argparse.Namespace) -> list[str]:
+    """Options that a process has as they were given."""
+    on_host = [] if given.on_host is None else ["--on-host", str(given.on_host)]
+    return on_host + (["--formats", *given.formats] if given.formats else [])
+
+
 class Worker:
     """A process that fuzzes; if a call ends it, another process takes its place."""
 
     def __init__(
-        self, work: Path, seed: int, step: int, batches: int, until: float, seeds: int, on_host: int | None
+        self, work: Path, seed: int, step: int, batches: int, until: float, seeds: int, told: list[str]
     ) -> None:
-        self.folder, self.step, self.batches, self.until = work / str(seed), step, batches, until
+        self.folder, self.step, self.batches, self.until, self.told = work / str(seed), step, batches, until, told
         self.folder.mkdir()
-        self.more = [] if on_host is None else ["--on-host", str(on_host)]
         self.seed, self.left, self.read = seed, seeds, 0
         self.start()
 
@@ -130,7 +137,7 @@ class Worker:
         (self.folder / "call").write_text("{}")
         command = [sys.executable, "-m", "tests.fuzz", "--work", str(self.folder), "--seed", str(self.seed)]
         command += ["--step", str(self.step), "--batches", str(self.batches), "--seeds", str(self.left)]
-        command += ["--seconds", str(self.until), *self.more]
+        command += ["--seconds", str(self.until), *self.told]
         with (self.folder / "said").open("wb") as said:
             self.process: subprocess.Popen[bytes] | None = subprocess.Popen(command, stdout=said, stderr=said)
 
@@ -191,9 +198,11 @@ def work(given: argparse.Namespace) -> None:
     from paged_attn.launching import platform
     from tests.support import fuzzing
     from tests.support.interpreter import quicken
+    from tests.support.random_calls import of_formats
 
     torch.set_num_threads(1)
     fuzzing.ON_HOST = fuzzing.ON_HOST if given.on_host is None else given.on_host
+    lines = of_formats(given.formats) if given.formats else None
     warnings.filterwarnings("ignore")
     with pytest.MonkeyPatch.context() as patch, (given.work / "reports").open("a") as reports:
         if platform.INTERPRET:
@@ -205,7 +214,7 @@ def work(given: argparse.Namespace) -> None:
         for i in range(given.seeds):
             if time.time() > given.seconds or (given.work.parent / "stop").exists():
                 break
-            found = fuzzing.explore(given.seed + i * given.step, given.batches, given.seconds, begin)
+            found = fuzzing.explore(given.seed + i * given.step, given.batches, given.seconds, begin, lines)
             print(json.dumps(found._asdict()), file=reports, flush=True)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 INT4 = torch.uint8  # a byte holds two dims
+FORMATS: dict[str, tuple[torch.dtype, ...]] = {"int8": (INT8,), "fp8": (E4M3, E5M2), "int4": (INT4,)}
 
 
 def is_fp8(dtype: torch.dtype) -> bool:

@@ -24,7 +24,18 @@ from tests.simulator import SIMULATES
 from tests.support import hopper_plans, portable_plans, torch_ways
 from tests.support.cases import Case, build, problem_of, run
 from tests.support.other_calls import run_merge, run_write, run_write_qkv
-from tests.support.random_calls import GPU, INTERPRETER, OPTIONS, SIMULATOR, SIZES, TORCH, batch, configuration
+from tests.support.random_calls import (
+    ANYTHING,
+    GPU,
+    INTERPRETER,
+    OPTIONS,
+    SIMULATOR,
+    SIZES,
+    TORCH,
+    Draw,
+    batch,
+    configuration,
+)
 from tests.support.spent import spent
 from tests.support.torch_ways import IN_TORCH
 
@@ -92,10 +103,19 @@ class Over(KeyboardInterrupt):
     """The time is up.  It is a KeyboardInterrupt, which hypothesis does not take for a failure."""
 
 
-def explore(seed: int, batches: int, until: float, begin: Callable[[Call], None] = lambda call: None) -> Report:
-    """Try batches of a seed's configuration until a time; `begin` gets each call before it runs."""
+def explore(
+    seed: int,
+    batches: int,
+    until: float,
+    begin: Callable[[Call], None] = lambda call: None,
+    lines: dict[str, Draw] | None = None,
+) -> Report:
+    """Try batches of a seed's configuration until a time.
+
+    begin: gets each call before it runs.  lines: what a configuration is drawn from; None: anything legal.
+    """
     started, rng = time.time(), random.Random(seed)
-    fields = configuration(rng, LIMITS, SIZES | OPTIONS) if SIMULATES else configuration(rng, LIMITS)
+    fields = configuration(rng, LIMITS, lines or (SIZES | OPTIONS if SIMULATES else ANYTHING))
     ways, calls = tuple(_ways(rng)), 0
     failing: tuple[Call, str] | None = None
 

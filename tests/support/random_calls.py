@@ -8,13 +8,14 @@ shrinks what it has drawn towards the first of several choices, False and small 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from paged_attn.arguments import ARGUMENTS, BY_NAME, OPTION, REFUSED
 from tests.support.cases import E4M3, E5M2, INT4, INT8, Case, is_fp8, is_scaled
+from tests.support.formats import FORMATS
 from tests.support.random_batches import random_decodes, random_lengths
 
 Fields = dict[str, Any]
@@ -171,6 +172,19 @@ ANYTHING: dict[str, Draw] = {
     "only": lambda rng, f: None if f["own_out"] else rng.choice([None] * 8 + ["decode", "prefill"]),
     "score_mod": one_of(*[""] * 8, "alibi", "softcap", "relative"),
 }
+
+
+def of_formats(names: Sequence[str]) -> dict[str, Draw]:
+    """ANYTHING over caches of these FORMATS: fp8 and int4 with scales by token, int8 with scales of any kind."""
+
+    def scales(rng: random.Random, fields: Fields) -> str:
+        found: str = ANYTHING["scales"](rng, fields)
+        by_token = found.startswith("per_token") or not is_fp8(fields["cache_dtype"])
+        return found if by_token else rng.choice(["per_token", "per_token, float16"])
+
+    return ANYTHING | {"cache_dtype": lambda rng, f: rng.choice(FORMATS[rng.choice(names)]), "scales": scales}
+
+
 # Fields that may differ between calls of one configuration, in addition to lengths.
 BATCH: dict[str, Draw] = {
     "window_size": lambda rng, f: tuple(n if n < 0 else rng.choice([n, n, n, 0, 1, 63, 64]) for n in f["window_size"]),

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fuzz import _told, parsed
 from tests.support import cases, fuzzing, spent
-from tests.support.cases import BAD_PAGE, Case, build
-from tests.support.random_calls import ANYTHING, BATCH, GPU, INTERPRETER, SIMULATOR, batch, configuration
+from tests.support.cases import BAD_PAGE, E4M3, E5M2, INT4, INT8, Case, build
+from tests.support.random_calls import ANYTHING, BATCH, GPU, INTERPRETER, SIMULATOR, batch, configuration, of_formats
 
 # On a failure hypothesis imports what warns, and warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:mypy_extensions.TypedDict:DeprecationWarning")
@@ -118,6 +119,20 @@ def test_a_report_tells_where_the_time_went(clock: SimpleNamespace, monkeypatch:
     assert min(called["build"], called["compare"]) > 0
     assert found.seconds == clock.time() - 1
     assert (cases.build, cases.compare) == plain
+
+
+def test_formats_that_are_asked_for_are_those_of_all_calls(fault: Any) -> None:
+    """A process of `--formats` draws each of them, and fp8 only with scales by token."""
+    told = parsed(_told(parsed(["--formats", "fp8", "int4"])))
+    calls: list[Case] = []
+    fault(lambda case: calls.append(case) is not None)
+    for seed in range(30):
+        assert fuzzing.explore(seed, 2, math.inf, lines=of_formats(told.formats)).error is None
+    assert {case.cache_dtype for case in calls} == {E4M3, E5M2, INT4}
+    assert {case.scales for case in calls} == {"per_token", "per_token, float16"}
+    drawn = [configuration(random.Random(seed), INTERPRETER, of_formats(["int8"])) for seed in range(60)]
+    assert {x["cache_dtype"] for x in drawn} == {INT8}
+    assert len({x["scales"] for x in drawn}) > 4
 
 
 @pytest.mark.parametrize("limits", [GPU, SIMULATOR, INTERPRETER], ids=["gpu", "simulator", "interpreter"])
