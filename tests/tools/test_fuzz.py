@@ -124,12 +124,13 @@ def test_a_report_tells_where_the_time_went(clock: SimpleNamespace, monkeypatch:
 def test_formats_that_are_asked_for_are_those_of_all_calls(fault: Any) -> None:
     """A process of `--formats` draws each of them, and fp8 only with scales by token."""
     told = parsed(_told(parsed(["--formats", "fp8", "int4"])))
-    calls: list[Case] = []
-    fault(lambda case: calls.append(case) is not None)
+    calls: list[fuzzing.Call] = []
+    fault(lambda case: False)
     for seed in range(30):
-        assert fuzzing.explore(seed, 2, math.inf, lines=of_formats(told.formats)).error is None
-    assert {case.cache_dtype for case in calls} == {E4M3, E5M2, INT4}
-    assert {case.scales for case in calls} == {"per_token", "per_token, float16"}
+        assert fuzzing.explore(seed, 3, math.inf, calls.append, of_formats(told.formats)).error is None
+    assert {call.case.cache_dtype for call in calls} == {E4M3, E5M2, INT4}
+    assert {call.case.scales for call in calls} == {"per_token", "per_token, float16"}
+    assert {call.case.cache_dtype for call in calls if call.function == "run_write_qkv"} == {E4M3, E5M2}
     drawn = [configuration(random.Random(seed), INTERPRETER, of_formats(["int8"])) for seed in range(60)]
     assert {x["cache_dtype"] for x in drawn} == {INT8}
     assert len({x["scales"] for x in drawn}) > 4
