@@ -19,7 +19,7 @@ SUITE = (
     "features/test_paged_attention.py", "arguments/test_edges.py", "features/test_properties.py",
     "compiled/test_ops.py", "features/test_shard.py", "steps/test_padding.py", "steps/test_step.py",
     "calls/test_plain_torch.py", "calls/test_write_kv.py", "calls/test_write_qkv.py", "calls/test_merge_states.py",
-    "calls/test_whole_pages.py",
+    "calls/test_page_copies.py", "calls/test_page_gathers.py",
     "checks/test_accepted.py", "checks/test_check.py", "checks/test_contents.py",
 )  # fmt: skip
 IMPORT = """

@@ -31,7 +31,8 @@ from tests.support.errors import ANY, ROOT, Entry, catalogue, said
 # Tables whose rows end in the exact text of the error with which the row is refused.
 TABLES = ("checks.test_check.OPTIONS", "checks.test_check_batch.BATCH", "checks.test_check_write.WRITE")
 TABLES += ("checks.test_check_write.MERGE", "checks.test_contents.CONTENTS")
-TABLES += ("calls.test_whole_pages.REFUSED", "calls.test_whole_pages.CHECKED")
+TABLES += ("calls.test_page_copies.REFUSED", "calls.test_page_copies.CHECKED")
+TABLES += ("calls.test_page_gathers.REFUSED", "calls.test_page_gathers.CHECKED")
 TABLES += ("checks.test_check_write_qkv.WRITE_QKV", "checks.test_check_write_qkv.CONTENTS_OF_WRITES")
 TABLES += ("features.test_score_mod.REFUSED", "steps.test_step.REFUSED", "steps.test_padding.REFUSED")
 # Warnings of a process with another Triton, of which these tests start one.
