@@ -14,7 +14,7 @@ from ....records.problem import Problem
 from ...common.score_mod import ScoreMod
 from .block_tiles import blocks_take
 from .conditions import all_rows_are_few, blocks_are_parts
-from .operands import packed_has_a_kernel, slot_scales_have_columns
+from .operands import packed_has_a_kernel, scaled_rows_are_columns
 from .regimes import launches as launches_of
 from .regimes import regime_of
 from .shapes import in_boxes
@@ -33,7 +33,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     ),
     (lambda p: p.cache != INT4, "an int4 cache"),
     (
-        lambda p: not p.slot_scales or slot_scales_have_columns(p) or copies_in_16_bits(p) is not None,
+        lambda p: not p.slot_scales or scaled_rows_are_columns(p) or copies_in_16_bits(p) is not None,
         "scales by token of latents, x-packed caches or beside new keys, of fp8 queries, or of copies beyond 1 GiB",
     ),
     (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),

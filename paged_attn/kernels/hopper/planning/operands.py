@@ -163,8 +163,8 @@ def fp8_rows_are_columns(p: Problem) -> bool:
     return rows <= MAX_REGISTER_COLUMNS or (rows <= MAX_ROWS and two_blocks_of_columns(p))
 
 
-def slot_scales_have_columns(p: Problem) -> bool:
-    """Whether all rows are columns of even shares, the only Hopper kernel that applies a scale for each slot."""
+def scaled_rows_are_columns(p: Problem) -> bool:
+    """Whether all rows over int8, or over scales by token, are columns of even shares, which apply scales to tiles."""
     if p.packed or p.new or p.latent or p.batch_invariant or is_wide(p) or p.heads // p.kv_heads > MAX_ROWS:
         return False
     return is_decode(p) or fp8_rows_are_columns(p)

@@ -9,7 +9,7 @@ from ....records.formats import INT4
 from ....records.plan import Threshold
 from ....records.problem import Problem
 from .launch_order import tokens_of_columns
-from .operands import slot_scales_have_columns
+from .operands import scaled_rows_are_columns
 from .shapes import in_boxes, is_decode, is_even
 
 _TIMES = "the portable kernels take twice as long for products as the Hopper kernels"
@@ -90,9 +90,9 @@ def copies_in_16_bits(p: Problem) -> Copies | None:
     scale, and the portable kernels serve long queries over scales by token.
     """
     group = p.heads // p.kv_heads
-    if slot_scales_have_columns(p):
+    if scaled_rows_are_columns(p):
         return None
-    if p.query.itemsize != 2 or not slot_scales_have_columns(p._replace(only="decode")) or p.head_windows:
+    if p.query.itemsize != 2 or not scaled_rows_are_columns(p._replace(only="decode")) or p.head_windows:
         return None
     scores = p.tokens * p.heads * p.keys_seen(1)
     if is_decode(p) or scores < MIN_SCORES_WORTH_A_COPY:
