@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
-from ..kernels.portable.dialect import some
 from ..kernels.shared_steps import COPY_WARPS, tiles_of_copies
 from ..launching.scratch import Need
 from ..planning.dialects import DIALECTS, Dialect, chosen, dialect
 from ..planning.planner import in_whole_pages, plan
 from ..records.copies import PAGE, Copies
-from ..records.plan import UNBOUNDED, Launch
+from ..records.plan import UNBOUNDED, Launch, some
 from ..records.problem import Problem
 from .host_schedule import CutSummary, cut
 from .question import Question, bytes_copied, bytes_exchanged, grids, memory, need_of, operations, seconds

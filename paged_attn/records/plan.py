@@ -92,6 +92,11 @@ class Plan(NamedTuple):
         )
 
 
+def some(count: int, one: str, many: str) -> str:
+    """Return a count with its noun in the singular or plural."""
+    return f"{count} {one if count == 1 else many}"
+
+
 # ---- tables ---------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,8 @@ from ...launching.locks import FIRST
 from ...launching.platform import Device
 from ...records.formats import MANTISSA
 from ...records.layout import Call
-from ...records.plan import Launch
-from ..portable.dialect import size_of, some, words_of_pieces
+from ...records.plan import Launch, some
+from ..portable.dialect import size_of, words_of_pieces
 from ..shared_steps import numbers_of
 from .planning.coverage import copies, launches, need_of, regime, uncovered
 

@@ -80,11 +80,6 @@ def compiled(launch: Launch) -> tuple[object, ...]:
 # ---- in the words of `explain` -------------------------------------------------------------------
 
 
-def some(count: int, one: str, many: str) -> str:
-    """Return a count with its noun in the singular or plural."""
-    return f"{count} {one if count == 1 else many}"
-
-
 def size_of(launch: Launch) -> str:
     """Describe the rows and keys of a tile."""
     shape = launch.shape
