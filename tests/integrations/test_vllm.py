@@ -111,45 +111,6 @@ def test_fp8_caches_are_bytes_with_a_scale_for_all_heads_or_for_each(kind: str, 
     torch.testing.assert_close(out, made.wanted(told, **scales), **CLOSE)
 
 
-@pytest.mark.parametrize("layout", ["HND", "NHD", "layers inside"])
-@pytest.mark.parametrize("kind", ["int8_per_token_head", "fp8_per_token_head"])
-def test_scales_by_token_lie_behind_keys_and_behind_values(kind: str, layout: str) -> None:
-    """What vLLM's own kernels write is read, and what is written lies where these read it."""
-    from vllm.v1.kv_cache_interface import get_kv_quant_mode
-
-    dtype = torch.int8 if kind.startswith("int8") else torch.float8_e4m3fn
-    kv = made.cache(layout, dtype, tail=4)
-    halves = kv.view(torch.uint8).chunk(2, -1)
-    scales = [x[..., made.DIM :].view(torch.float32)[..., 0] for x in halves]
-    for scale in scales:
-        scale.copy_(0.02 + 0.01 * torch.rand(scale.shape))
-    out, told = made.attend(made.implementation(kv_cache_dtype=kind), kv, made.MIXED)
-    told = told | dict(zip(("k_scale", "v_scale"), scales))
-    torch.testing.assert_close(out, made.wanted(told), **CLOSE)
-
-    k, v = (x[: len(out)] for x in made.tensors(len(out) + 3)[1:])
-    slots = made.batch(made.MIXED).slot_mapping
-    for new, half, scale in zip((k, v), halves, scales):
-        got = half[..., : made.DIM].view(dtype).transpose(1, 2)[slots // made.PAGE, slots % made.PAGE].float()
-        by = scale.transpose(1, 2)[slots // made.PAGE, slots % made.PAGE]
-        largest = 127.0 if dtype == torch.int8 else 448.0
-        torch.testing.assert_close(by, new.abs().amax(-1) / largest)
-        step = by[..., None] if dtype == torch.int8 else new.abs() / 8
-        assert ((got * by[..., None] - new).abs() <= 0.51 * step + 1e-3).all()
-
-    if hasattr(backend.AttentionBackend, "customize_spec"):
-        from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-        mode = get_kv_quant_mode(kind)
-        sizes = dict(block_size=16, num_kv_heads=2, head_size=made.DIM, dtype=kv.dtype, kv_quant_mode=mode)
-        spec = backend.Backend.customize_spec(FullAttentionSpec(**sizes))
-        assert spec.state_content_bytes == 2 * (made.DIM + 4)
-        plain = FullAttentionSpec(**sizes | {"kv_quant_mode": get_kv_quant_mode("auto")})
-        assert backend.Backend.customize_spec(plain) is plain
-    else:
-        assert backend.Backend.get_kv_cache_shape(7, 16, 2, 64, kind) == (7, 2, 16, 136)
-
-
 def test_queries_may_be_fp8_too() -> None:
     impl = made.implementation(kv_cache_dtype="fp8")
     kv = made.cache(dtype=torch.float8_e4m3fn)

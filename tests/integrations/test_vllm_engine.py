@@ -75,6 +75,19 @@ def test_tokens_of_latent_attention_are_those_of_vllms_own() -> None:
     assert _looks_back(got["tokens"])
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["int8_per_token_head", "fp8_per_token_head", "int4_per_token_head"])
+def test_tokens_over_scales_by_token_are_those_of_keys_and_values_in_that_format(kind: str) -> None:
+    arguments = ("--attention", "paged_attn", "--options", json.dumps(dict(kv_cache_dtype=kind)))
+    start(*arguments)
+    want = vllm_tiny.dense("llama", kind)["tokens"]
+    got = says(*arguments)
+    assert got["attention"] == "paged_attn.integrations.vllm.impl"
+    assert got["tokens"] == want
+    # int8 is so near that all tokens are those of float32
+    assert (want == vllm_tiny.dense("llama")["tokens"]) is kind.startswith("int8")
+
+
 def _looks_back(tokens: list[list[int]]) -> bool:
     """Whether a token is followed by different ones: else the last token alone would say what comes next."""
     followers: dict[int, set[int]] = {}

@@ -63,6 +63,7 @@ def asked(**others: Any) -> list[str]:
         {"use_per_head_quant_scales": True, "kv_cache_dtype": "fp8"},
         {"kv_cache_dtype": "int8_per_token_head"},
         {"kv_cache_dtype": "fp8_per_token_head"},
+        {"kv_cache_dtype": "int4_per_token_head"},
         {"kv_cache_dtype": "fp8_e5m2", "head_size": 80, "block_size": 544, "dtype": torch.float16},
     ],
 )

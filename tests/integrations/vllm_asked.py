@@ -32,6 +32,7 @@ with warnings.catch_warnings():
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     from paged_attn.integrations.vllm.backend import DiffKVBackend, DiffKVImpl
+    from paged_attn.integrations.vllm.cache_formats import row_of
     from paged_attn.integrations.vllm.impl import Impl
     from paged_attn.integrations.vllm.metadata import Builder
     from paged_attn.integrations.vllm.ready import of_layer, steps_served
@@ -68,6 +69,8 @@ LAYERS: dict[str, dict[str, Any]] = {
     "fp8 results": dict(results=E4M3),
     "fp8 all": dict(options=dict(kv_cache_dtype="fp8"), quantises=True, results=E4M3),
     "e5m2 cache": dict(options=dict(kv_cache_dtype="fp8_e5m2")),
+    "int8 by token": dict(options=dict(kv_cache_dtype="int8_per_token_head")),
+    "int4 by token": dict(options=dict(kv_cache_dtype="int4_per_token_head"), drafts=3),
     "mimo": dict(value_dim=64, options=dict(sinks=True, sliding_window=128)),
     "llama 4, chunked": dict(chunk=512),
     "encoder": dict(options=dict(attn_type="encoder_only"), causal=False),
@@ -126,7 +129,7 @@ class Layer:
         DiffKVBackend.set_head_size_v(value_dim)
         self.impl: Any = (Impl if value_dim == DIM else DiffKVImpl)(**given)
         self.impl.batch_invariant = invariant
-        width = DIM + value_dim
+        width = row_of(self.impl.kv_cache_dtype, DIM, value_dim)
         shape = dict(HND=(2, 64, self.kv_heads, PAGE, width), NHD=(2, 64, PAGE, self.kv_heads, width))[order]
         memory = torch.empty(shape, dtype=self.impl.fp8 or BF16)
         self.cache = memory[-1] if order == "HND" else memory[-1].transpose(1, 2)

@@ -51,16 +51,17 @@ def batch(lengths: list[tuple[int, int]], **others: Any) -> CommonAttentionMetad
     return CommonAttentionMetadata(**given | others)
 
 
-def cache(layout: str = "HND", dtype: torch.dtype = torch.float32, tail: int = 0) -> Tensor:
+def cache(layout: str = "HND", dtype: torch.dtype = torch.float32, tail: int = 0, dims: int = DIM) -> Tensor:
     """[blocks, kv_heads, block, 2 head_size] of random numbers, as the layout puts them; the second of three layers.
 
-    tail: elements behind keys and behind values.
+    tail: elements behind keys and behind values.  dims: elements of a head.  uint8: any bytes.
     """
     rng = torch.Generator().manual_seed(2)
     orders = {"HND": (0, 1, 2, 3, 4), "NHD": (0, 1, 3, 2, 4), "layers inside": (1, 2, 0, 3, 4)}  # of L, B, H, N, C
     order = orders[layout]
-    shape = (3, PAGES, KV_HEADS, PAGE, 2 * (DIM + tail))
-    memory = torch.randn([shape[i] for i in order], generator=rng).to(dtype)
+    shape = (3, PAGES, KV_HEADS, PAGE, 2 * (dims + tail))
+    memory = torch.randn([shape[i] for i in order], generator=rng)
+    memory = (memory * 64).to(torch.int32).to(dtype) if dtype == torch.uint8 else memory.to(dtype)
     whole = memory.view(torch.uint8) if dtype.itemsize == 1 else memory
     return whole.permute([order.index(i) for i in range(5)])[1]
 
@@ -106,7 +107,8 @@ def attend(impl: Impl, kv: Tensor, lengths: list[tuple[int, int]], pad: int = 3,
     impl.forward(of, q, k, v, kv, made, out, output_scale=output_scale)
     assert not out[tokens:].float().any(), "rows of padding are zeros"
     pages = kv if impl.fp8 is None else kv.view(impl.fp8)
-    k_cache, v_cache = (x[..., :DIM] for x in pages.chunk(2, -1))
+    dims = pages.shape[-1] // 2 - impl.tail
+    k_cache, v_cache = (x[..., :dims] for x in pages.chunk(2, -1))
     told = dict(
         q=q[:tokens], k_cache=k_cache, v_cache=v_cache, page_table=common.block_table_tensor,
         seq_lens=common.seq_lens, cu_seqlens_q=common.query_start_loc, kv_layout="HND",

@@ -113,15 +113,18 @@ def generate(kind: str, attention: str, speculate: bool, singly: bool = False, *
     return versions | dict(tokens=tokens) | (dict(alone_equal=single == tokens) if singly else {})
 
 
-def dense(kind: str) -> dict[str, Any]:
-    """Tokens of each prompt by transformers' own model and attention: no cache, no batch, no vLLM."""
+def dense(kind: str, kv_cache_dtype: str = "auto") -> dict[str, Any]:
+    """Tokens of each prompt by transformers' own model and attention: no cache, no batch, no engine of vLLM's.
+
+    kv_cache_dtype: format with scales by token to which keys and values are rounded, of Llama alone.
+    """
     import torch
     import transformers
 
     with tempfile.TemporaryDirectory() as folder:
         save(kind, folder)
         model = getattr(transformers, f"{KINDS[kind][0]}ForCausalLM").from_pretrained(folder, dtype=torch.float32)
-    model.eval().set_attn_implementation("eager")
+    model.eval().set_attn_implementation("eager" if kv_cache_dtype == "auto" else _rounding(kv_cache_dtype))
     tokens = []
     for prompt in PROMPTS:
         ids = list(prompt)
@@ -130,6 +133,43 @@ def dense(kind: str) -> dict[str, Any]:
                 ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
         tokens.append(ids[len(prompt) :])
     return dict(transformers=transformers.__version__, torch=torch.__version__, tokens=tokens)
+
+
+def _rounding(kv_cache_dtype: str) -> str:
+    """Name of an attention of transformers that rounds keys and values to a format first."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    def forward(module: Any, query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
+        return eager_attention_forward(module, query, *rounded(key, value, kv_cache_dtype), *others, **options)
+
+    AttentionInterface.register(kv_cache_dtype, forward)
+    AttentionMaskInterface.register(kv_cache_dtype, eager_mask)
+    return kv_cache_dtype
+
+
+def rounded(key: Any, value: Any, kv_cache_dtype: str) -> list[Any]:
+    """Keys and values [..., dims] as a cache with scales by token holds them, by the reference; int4 is rotated."""
+    import torch
+    from vllm.v1.attention.ops.int4_per_token_head import single_rht
+
+    from paged_attn import reference
+    from tests.support.formats import E4M3, FORMATS, int4_numbers
+
+    dims, int4 = key.shape[-1], kv_cache_dtype.startswith("int4")
+    dtype = E4M3 if kv_cache_dtype.startswith("fp8") else FORMATS[kv_cache_dtype[:4]][0]
+    heads = [(single_rht(x) if int4 else x).reshape(-1, 1, dims) for x in (key, value)]
+    slots = len(heads[0])
+    caches = [torch.zeros(1, slots, 1, dims // (1 + int4), dtype=dtype) for _ in heads]
+    scales = [torch.zeros(1, slots, 1) for _ in heads]
+    reference.write_kv(*heads, *caches, torch.arange(slots), k_scale=scales[0], v_scale=scales[1])
+    found = []
+    for cache, scale in zip(caches, scales):
+        numbers, by = int4_numbers(cache, scale) if int4 else (cache.double(), scale.double()[..., None])
+        x = (numbers * by).to(key.dtype).view(key.shape)
+        found.append(single_rht(x, inverse=True) / dims if int4 else x)  # dims is a power of two
+    return found
 
 
 def implementation(model: Any) -> str:

@@ -9,7 +9,8 @@ from vllm import envs
 from vllm.v1.attention.backend import AttentionBackend, AttentionType
 
 from . import host
-from .impl import BY_TOKEN, SERVED, TAIL, Impl, tail_of
+from .cache_formats import BY_TOKEN, row_of
+from .impl import SERVED, Impl
 from .metadata import Builder
 
 MOST_DIMS = 512
@@ -72,7 +73,7 @@ class Backend(host.Common, AttentionBackend):
     def get_kv_cache_shape(
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
-        return (num_blocks, num_kv_heads, block_size, 2 * (head_size + tail_of(cache_dtype_str)))
+        return (num_blocks, num_kv_heads, block_size, row_of(cache_dtype_str, head_size, head_size))
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
@@ -91,11 +92,11 @@ class Backend(host.Common, AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Return the spec; with scales by token, a slot also has TAIL bytes for the scale behind each key and value."""
-        by_token = spec.kv_quant_mode.name.lower() in BY_TOKEN
-        if not by_token or spec.state_content_bytes is not None:
+        """Return the spec; with scales by token, a slot also has bytes for a scale behind each key and value."""
+        kind = spec.kv_quant_mode.name.lower()
+        if kind not in BY_TOKEN or spec.state_content_bytes is not None:
             return spec
-        return dataclasses.replace(spec, state_content_bytes=spec.head_size + spec.head_size_v + 2 * TAIL)
+        return dataclasses.replace(spec, state_content_bytes=row_of(kind, spec.head_size, spec.head_size_v))
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...] | None:
@@ -116,9 +117,8 @@ class CPUBackend(Backend):
 class DiffKVImpl(Impl):
     """Attention of a decoder layer whose values have another width than keys; DiffKVBackend has been told the width."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.head_size_v = DiffKVBackend.head_size_v
+    def _dims_of_values(self) -> int:
+        return DiffKVBackend.head_size_v
 
 
 class DiffKVBackend(Backend):
@@ -143,12 +143,7 @@ class DiffKVBackend(Backend):
     def get_kv_cache_shape(
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
-        return (
-            num_blocks,
-            num_kv_heads,
-            block_size,
-            head_size + DiffKVBackend.head_size_v + 2 * tail_of(cache_dtype_str),
-        )
+        return (num_blocks, num_kv_heads, block_size, row_of(cache_dtype_str, head_size, DiffKVBackend.head_size_v))
 
 
 host.implemented(Backend)

@@ -14,13 +14,11 @@ from paged_attn import distributed, paged_attention, write_kv, write_qkv
 from paged_attn.distributed import groups
 
 from ..score_mods import alibi_sqrt
+from .cache_formats import INT4, Rotation, elements_in, elements_of, rotated, row_of, tail_of
 from .metadata import Metadata
 
 # Options of vLLM that are refused -> the value that turns the option off and is accepted.
 NEUTRAL = {"chunk_lookback": -1}
-# Bytes of the float32 scale behind each key and each value, in caches with scales by token and KV head.
-TAIL = 4
-BY_TOKEN = ("int8_per_token_head", "fp8_per_token_head")
 # Encoders have no cache and see only the call's own keys.  A decoder's attention to an encoder has a cache.
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 SERVED = (AttentionType.DECODER, AttentionType.ENCODER_DECODER, *ENCODERS)
@@ -61,7 +59,7 @@ class Impl(AttentionImpl):
         if getattr(self, "pcp_world_size", 1) > 1:
             raise NotImplementedError("paged_attn does not know prefill context parallelism, pcp_world_size > 1")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
-        self.head_size_v = head_size
+        self.head_size_v = self._dims_of_values()
         self.num_kv_heads = num_kv_heads or num_heads
         self.num_queries_per_kv = self.num_heads // self.num_kv_heads
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
@@ -78,15 +76,22 @@ class Impl(AttentionImpl):
         self.ranks = getattr(self, "dcp_world_size", 1)  # ranks that share the keys of one KV head
         if self.ranks > 1:
             self._check_ranks()
-        self.fp8 = None if self.encodes else fp8_of(kv_cache_dtype)
+        self.fp8 = None if self.encodes else elements_of(kv_cache_dtype)
         self.tail = 0 if self.encodes else tail_of(kv_cache_dtype)
+        # of keys and of values; made here, for no graph may capture how they are made
+        self.rotations: tuple[Rotation, Rotation] | None = None
+        if kv_cache_dtype == INT4 and not self.encodes:
+            self.rotations = Rotation(head_size), Rotation(self.head_size_v)
         # vLLM quantises queries to e4m3 only.
         quantises = kv_cache_dtype in ("fp8", "fp8_e4m3") and not self.encodes
         self.supports_quant_query_input = current_platform.is_cuda() and quantises
         self._all_slopes: Tensor | None = None
         self._seen: Tensor | None = None
         self._caches: tuple[Tensor, Tensor] | None = None
-        self._slot_scales: tuple[Tensor, Tensor] | None = None
+        self.slot_scales: tuple[Tensor, Tensor] | None = None  # of the cache that `caches` has seen last
+
+    def _dims_of_values(self) -> int:
+        return self.head_size
 
     def _check_ranks(self) -> None:
         for wrong, what in (
@@ -107,6 +112,8 @@ class Impl(AttentionImpl):
         tokens = slot_mapping.shape[0]
         if key.shape[0] != tokens:  # rows of padding have no slots
             key, value = key[:tokens], value[:tokens]
+        if self.rotations is not None:
+            key, value = (rotated(x, rotation.of_cache) for x, rotation in zip((key, value), self.rotations))
         write_kv(key, value, k_cache, v_cache, slot_mapping, kv_layout="HND", **self._scales(layer))
 
     # ---- hooks of vLLM's compiler passes, which fuse norm and rotation with the cache update --------
@@ -114,9 +121,9 @@ class Impl(AttentionImpl):
     def fused_rope_kvcache_supported(self) -> bool:
         """Whether vLLM may call do_rope_and_kv_cache_update: only in decoders' attention to their own keys.
 
-        Encoders have no cache to write, and attention to an encoder rotates nothing.
+        Encoders have no cache to write, and attention to an encoder rotates nothing.  write_qkv does not write int4.
         """
-        return bool(self.attn_type == AttentionType.DECODER)
+        return bool(self.attn_type == AttentionType.DECODER) and self.rotations is None
 
     fused_qk_norm_rope_kvcache_supported = fused_rope_kvcache_supported
 
@@ -206,7 +213,9 @@ class Impl(AttentionImpl):
             k_cache, v_cache = self.caches(kv_cache)
         heads, dim = self.num_heads, self.head_size
         q = query if query.ndim == 3 else query.view(-1, heads, dim)
-        out = output if output.ndim == 3 else output.view(-1, heads, self.head_size_v)
+        out = final = output if output.ndim == 3 else output.view(-1, heads, self.head_size_v)
+        if self.rotations is not None:
+            q, out = rotated(q, self.rotations[0].of_queries), torch.empty_like(out)
         m = attn_metadata
         group = None if m.shard is None or self.encodes else group_of_keys()
         window = self.sliding_window if m.window is None else m.window
@@ -242,6 +251,8 @@ class Impl(AttentionImpl):
             **own,
             **self._scales(layer),
         )  # fmt: skip
+        if self.rotations is not None:
+            rotated(out, self.rotations[1].of_results, final)
         return output
 
     def _over_ranks(self, group: Any, shard: Any, output_scale: Tensor | None) -> dict[str, Any]:
@@ -272,11 +283,13 @@ class Impl(AttentionImpl):
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [blocks, kv_heads, block, head_size] and values [..., head_size_v]: views of the cache, which are kept.
 
-        If the cache has scales by token, views of these [blocks, kv_heads, block] are kept, too.
+        int4 has half as many elements.  If the cache has scales by token, views of these [blocks, kv_heads, block] are
+        kept, too.  They lie behind keys and behind values.
         """
         if self._seen is not kv_cache or self._caches is None:
-            behind = self.head_size + self.tail  # index of the first value on the last axis
-            width = behind + self.head_size_v + self.tail
+            kind, of_keys, of_values = self.kv_cache_dtype, self.head_size, self.head_size_v
+            # where values begin and end on the last axis
+            behind, width = row_of(kind, of_keys), row_of(kind, of_keys, of_values)
             if kv_cache.ndim != 4 or kv_cache.shape[-1] != width:
                 raise NotImplementedError(
                     f"paged_attn knows vLLM's caches [blocks, {self.num_kv_heads}, block, {width}], keys of "
@@ -285,10 +298,11 @@ class Impl(AttentionImpl):
                 )
             cache = kv_cache if self.fp8 is None else kv_cache.view(self.fp8)
             self._seen = kv_cache
-            self._caches = (cache[..., : self.head_size], cache[..., behind : behind + self.head_size_v])
+            of_keys, of_values = elements_in(kind, of_keys), elements_in(kind, of_values)
+            self._caches = cache[..., :of_keys], cache[..., behind : behind + of_values]
             if self.tail:
                 tails = kv_cache[..., behind - self.tail : behind], kv_cache[..., -self.tail :]
-                self._slot_scales = tails[0].view(torch.float32)[..., 0], tails[1].view(torch.float32)[..., 0]
+                self.slot_scales = tails[0].view(torch.float32)[..., 0], tails[1].view(torch.float32)[..., 0]
         return self._caches
 
     def _slopes(self, slopes: Tensor, metadata: Metadata) -> dict[str, Any]:
@@ -303,15 +317,16 @@ class Impl(AttentionImpl):
 
     def _scales(self, layer: Any) -> dict[str, Any]:
         """Scales as keywords.  Scales by token are views of the cache with which `caches` was last called."""
-        if self._slot_scales is not None:
-            return dict(zip(("k_scale", "v_scale"), self._slot_scales))
+        if self.slot_scales is not None:
+            return dict(zip(("k_scale", "v_scale"), self.slot_scales))
         return {} if self.fp8 is None else {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
         """Whether vLLM may fuse quantisation into attention: to e4m3 with one scale, unless ranks share the keys."""
         from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
 
-        return bool(quant_key == kFp8StaticTensorSym) and self.ranks == 1  # ranks exchange float32
+        # ranks exchange float32, and results over int4 are rotated back
+        return bool(quant_key == kFp8StaticTensorSym) and self.ranks == 1 and self.rotations is None
 
 
 def group_of_keys() -> Any:
@@ -319,17 +334,3 @@ def group_of_keys() -> Any:
     from vllm.distributed.parallel_state import get_dcp_group
 
     return get_dcp_group().device_group
-
-
-def fp8_of(kv_cache_dtype: str) -> torch.dtype | None:
-    """Dtype of the elements of a cache of bytes, fp8 or int8; None for other caches."""
-    if kv_cache_dtype in ("fp8", "fp8_e4m3", "fp8_per_token_head"):
-        return current_platform.fp8_dtype()
-    if kv_cache_dtype == "int8_per_token_head":
-        return torch.int8
-    return torch.float8_e5m2 if kv_cache_dtype == "fp8_e5m2" else None
-
-
-def tail_of(kv_cache_dtype: str) -> int:
-    """Bytes of the scale behind each key and each value; 0 without scales by token."""
-    return TAIL if kv_cache_dtype in BY_TOKEN else 0

@@ -18,7 +18,7 @@ from paged_attn import paged_attention, write_kv
 from paged_attn.integrations import BUCKET
 
 from . import host
-from .impl import fp8_of
+from .cache_formats import elements_of
 from .ready import make_ready, of_latents
 
 host.check_latent(frame.MLACommonImpl)
@@ -107,7 +107,7 @@ class Impl(frame.MLACommonImpl):
             # vLLM's frame calls prefill backends without a window or a softcap.
             raise NotImplementedError("paged_attn does not know windows and softcaps of vLLM's latent attention")
         self.supports_quant_query_input = False
-        self.fp8 = fp8_of(kv_cache_dtype)
+        self.fp8 = elements_of(kv_cache_dtype)
 
     def do_kv_cache_update(
         self,

@@ -112,7 +112,8 @@ def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Serve
         yield from _of_prompts(layer, model, steps, config)
         return
     passes = getattr(config.compilation_config, "pass_config", None)
-    results = [steps.dtype, E4M3] if getattr(passes, "fuse_attn_quant", None) else [steps.dtype]
+    quantises = getattr(passes, "fuse_attn_quant", None) and impl.rotations is None
+    results = [steps.dtype, E4M3] if quantises else [steps.dtype]
     for dtype in results:  # vLLM quantises results of some layers, and decides of which ones when it compiles the model
         scales = "tensor" if impl.fp8 is None and dtype != steps.dtype else model.scales
         yield from _of_prompts(layer, model._replace(out_dtype=dtype, scales=scales), steps, config)
