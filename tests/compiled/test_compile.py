@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from paged_attn import api, ops, reference
 from paged_attn.calls import attend as attending
 from paged_attn.calls import call_cache
 from paged_attn.calls import writes as cache
+from tests.support.cases import INT4, INT8, Case, build
 from tests.support.compiled_layer import (
     CACHES,
     COMPILES,
@@ -232,6 +234,32 @@ def test_inductor_takes_batches_of_any_size(device: str, launched: list[tuple[st
     for seqs in (3, 5):
         given = same(compiled, "halves", device, seqs)
     assert launched[-1][1:] == (given[3].data_ptr(), given[4].data_ptr())
+
+
+@pytest.mark.parametrize("dtype, value_dim", [(INT8, 32), (INT4, 16)], ids=["int8", "int4"])
+def test_a_graph_writes_scales_by_token_in_place_and_reads_them(
+    dtype: torch.dtype, value_dim: int, device: str
+) -> None:
+    case = Case("compiled", (1, 4), (20, 33), heads=4, kv_heads=2, cache_dtype=dtype, scales="per_token", lse=False)
+    inputs = build(replace(case, own_out=True, value_dim=value_dim), device)
+    written_to = ("k_cache", "v_cache", "k_scale", "v_scale")
+    k, v = torch.randn(2, 2, 2, 32, device=device)
+    slots = torch.tensor([3, 40], device=device)
+
+    def scaled(k: Tensor, v: Tensor, q: Tensor, given: dict[str, Any]) -> Any:
+        scales = {name: given[name] for name in ("k_scale", "v_scale")}
+        paged_attn.write_kv(k, v, given["k_cache"], given["v_cache"], slots, **scales)
+        return paged_attn.paged_attention(q, **given)
+
+    q = inputs.pop("q")
+    given = {name: x for name, x in inputs.items() if name != "out"}
+    other = given | {name: given[name].clone() for name in written_to}
+    wanted = scaled(k, v[..., :value_dim], q, other)
+    assert wanted.shape == (5, 4, value_dim)
+    got = torch.compile(scaled, backend="aot_eager", fullgraph=True)(k, v[..., :value_dim], q, given)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    for name in written_to:
+        torch.testing.assert_close(given[name], other[name], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.usefixtures("quick_kernels")

@@ -336,29 +336,6 @@ def test_other_calls_refuse_int4(device: str) -> None:
 # ---- operators, plans, words ---------------------------------------------------------------------------------------
 
 
-def test_a_compiled_graph_writes_and_reads(device: str) -> None:
-    case = Case("compiled", (1, 4), (20, 33), heads=4, kv_heads=2, cache_dtype=INT4, scales="per_token", lse=False)
-    inputs = build(replace(case, own_out=True, value_dim=16), device)
-    written_to = ("k_cache", "v_cache", "k_scale", "v_scale")
-    k, v = torch.randn(2, 2, 2, 32, device=device)
-    slots = torch.tensor([3, 40], device=device)
-
-    def layer(k: Tensor, v: Tensor, q: Tensor, given: dict[str, Any]) -> Any:
-        scales = {name: given[name] for name in ("k_scale", "v_scale")}
-        paged_attn.write_kv(k, v, given["k_cache"], given["v_cache"], slots, **scales)
-        return paged_attn.paged_attention(q, **given)
-
-    q = inputs.pop("q")
-    given = {name: x for name, x in inputs.items() if name != "out"}
-    other = given | {name: given[name].clone() for name in written_to}
-    wanted = layer(k, v[..., :16], q, other)
-    assert wanted.shape == (5, 4, 16)
-    got = torch.compile(layer, backend="aot_eager", fullgraph=True)(k, v[..., :16], q, given)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
-    for name in written_to:
-        torch.testing.assert_close(given[name], other[name], rtol=0, atol=0, equal_nan=True)
-
-
 def test_portable_kernels_serve_them_and_explain_says_why() -> None:
     pytest.importorskip("triton")
     from paged_attn.planning import planner

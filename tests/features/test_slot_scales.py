@@ -250,28 +250,6 @@ def test_scales_that_are_written_lie_apart(change: Callable[..., Any], text: str
 # ---- operators, plans, words ---------------------------------------------------------------------------------------
 
 
-def test_a_compiled_graph_writes_scales_in_place_and_reads_them(device: str) -> None:
-    case = Case("compiled", (1, 4), (20, 33), heads=4, kv_heads=2, cache_dtype=INT8, scales="per_token", lse=False)
-    inputs = build(replace(case, own_out=True), device)
-    written_to = ("k_cache", "v_cache", "k_scale", "v_scale")
-    k, v = torch.randn(2, 2, 2, 32, device=device)
-    slots = torch.tensor([3, 40], device=device)
-
-    def layer(k: Tensor, v: Tensor, q: Tensor, given: dict[str, Any]) -> Any:
-        scales = {name: given[name] for name in ("k_scale", "v_scale")}
-        paged_attn.write_kv(k, v, given["k_cache"], given["v_cache"], slots, **scales)
-        return paged_attn.paged_attention(q, **given)
-
-    q = inputs.pop("q")
-    given = {name: x for name, x in inputs.items() if name != "out"}
-    other = given | {name: given[name].clone() for name in written_to}
-    wanted = layer(k, v, q, other)
-    got = torch.compile(layer, backend="aot_eager", fullgraph=True)(k, v, q, given)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
-    for name in written_to:
-        torch.testing.assert_close(given[name], other[name], rtol=0, atol=0, equal_nan=True)
-
-
 def test_every_place_knows_the_same_formats() -> None:
     assert [*formats.LARGEST] == [*formats.MANTISSA] == [*LARGEST] == [*kernel_tensors.SCALED]
     assert formats.LARGEST == LARGEST
