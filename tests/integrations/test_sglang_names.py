@@ -106,6 +106,21 @@ def test_graphs_of_prefills_and_caches_of_another_kind_are_refused_by_name() -> 
         run(of, batch(of, DECODE), layer(), save_kv_cache=False)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_pools_with_scales_of_blocks_are_refused_by_name(apart: bool) -> None:
+    """Their numbers would be read without scales: SGLang itself lets any backend have an mxfp8 pool."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPoolMXFP8
+
+    pool: Any = MHATokenToKVPoolMXFP8(
+        size=256, page_size=128, dtype=torch.float8_e4m3fn, head_num=2, head_dim=32, layer_num=1, device="cpu",
+        enable_memory_saver=False, enable_alt_stream=False,
+    )  # fmt: skip
+    assert pool.get_kv_buffer(0)[0].shape == (384, 2, 32), "as of a pool with one scale"
+    pool = SimpleNamespace(swa_kv_pool=pool, full_kv_pool=pool) if apart else pool
+    with pytest.raises(NotImplementedError, match="scales of blocks of dims, got MHATokenToKVPoolMXFP8"):
+        Backend(runner(token_to_kv_pool=pool))
+
+
 # ---- registration --------------------------------------------------------------------------------
 
 

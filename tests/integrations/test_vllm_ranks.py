@@ -28,10 +28,11 @@ LONG = [(9, 70), (1, 34), (1, 1), (4, 47)]
 
 def joined(
     lengths: Any, shard: tuple[int, int], monkeypatch: pytest.MonkeyPatch, of: Any = None, common: Any = None,
-    dtype: torch.dtype = torch.float32, tail: int = 0, query: torch.dtype = torch.float32, **options: Any,
+    dtype: torch.dtype = torch.float32, tail: int = 0, query: torch.dtype = torch.float32, dims: int = made.DIM,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(results of one rank with all heads and keys, results of all ranks)."""
-    step = Step(lengths, *shard, dtype, tail, query, common)
+    step = Step(lengths, *shard, dtype, tail, query, common, dims)
     of = of or made.layer()
     want = step.alone(of, **options)
     found = torch.cat(Ranks(step.world, monkeypatch).run(lambda rank: step.on(rank, of, **options)), 1)
@@ -83,8 +84,10 @@ def test_caches_and_queries_may_be_fp8(query: torch.dtype, monkeypatch: pytest.M
     torch.testing.assert_close(found, want, **(CLOSE if query == torch.float32 else dict(rtol=0, atol=2**-6)))
 
 
-def test_scales_may_be_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    want, found = joined(LONG, (2, 4), monkeypatch, dtype=torch.int8, tail=4, kv_cache_dtype="int8_per_token_head")
+@pytest.mark.parametrize("kind, dtype, dims", [("int8", torch.int8, made.DIM), ("int4", torch.uint8, made.DIM // 2)])
+def test_scales_may_be_by_token(kind: str, dtype: torch.dtype, dims: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: dict[str, Any] = dict(dtype=dtype, dims=dims, tail=4, kv_cache_dtype=f"{kind}_per_token_head")
+    want, found = joined(LONG, (2, 4), monkeypatch, **kinds)
     torch.testing.assert_close(found, want, **CLOSE)
 
 

@@ -136,6 +136,7 @@ class Step:
     def __init__(
         self, lengths: list[tuple[int, int]], world: int, stripe: int, dtype: torch.dtype = torch.float32,
         tail: int = 0, query: torch.dtype = torch.float32, common: dict[str, Any] | None = None,
+        dims: int = made.DIM,
     ) -> None:  # fmt: skip
         self.world, self.stripe = world, stripe
         self.batch = made.batch(lengths, **common or {})
@@ -144,10 +145,10 @@ class Step:
         heads = (GROUP * world, 1, 1)
         q, self.k, self.v = (torch.randn(self.tokens + PAD, n, made.DIM, generator=rng) for n in heads)
         self.q = q.to(query)
-        self.kv = made.cache("HND", dtype, tail)[:, :1].contiguous()
+        self.kv = made.cache("HND", dtype, tail, dims)[:, :1].contiguous()
         for part in self.kv.chunk(2, -1) if tail else ():
             scales = 0.02 + 0.01 * torch.rand(self.kv.shape[:3], generator=rng)
-            part[..., made.DIM :].view(torch.float32).copy_(scales[..., None])
+            part[..., dims:].view(torch.float32).copy_(scales[..., None])
 
     def alone(self, of: Any, **options: Any) -> Tensor:
         metadata = made.build(self.batch)

@@ -25,6 +25,7 @@ class Backend(AttentionBackend):
         super().__init__()
         _refuse_runner(runner)
         pool = runner.token_to_kv_pool
+        _refuse_scales_of_blocks(pool)
         translates = hasattr(pool, "translate_loc_from_full_to_swa") and hasattr(pool, "layers_mapping")
         self.token_to_kv_pool = pool
         self.slots = Slots(runner.req_to_token_pool.req_to_token, getattr(runner, "page_size", 1) or 1,
@@ -117,9 +118,9 @@ class Backend(AttentionBackend):
         keys, values = self._pages_of(layer)
         kept = self._pages.get((layer, page_size))
         if kept is None or kept[0] != keys.data_ptr():
-            if keys.ndim != 3 or getattr(self.token_to_kv_pool, "is_quantized_kv_cache", False):
+            if keys.ndim != 3:
                 raise NotImplementedError(
-                    "paged_attn knows SGLang's caches [slots, kv_heads, head_dim] of numbers, got "
+                    "paged_attn knows SGLang's caches [slots, kv_heads, head_dim], got "
                     f"{list(keys.shape)} of {type(self.token_to_kv_pool).__name__}"
                 )
             whole = len(keys) // page_size * page_size
@@ -150,6 +151,16 @@ def _refuse_runner(runner: Any) -> None:
     }
     if asked := [what for what, wanted in refused.items() if wanted]:
         raise NotImplementedError(f"paged_attn does not know SGLang's {', '.join(asked)}")
+
+
+def _refuse_scales_of_blocks(pool: Any) -> None:
+    """Raises NotImplementedError if a pool, or one of the pools that it consists of, has numbers in mxfp8 or fp4."""
+    pools = [pool, *(getattr(pool, name, None) for name in ("full_kv_pool", "swa_kv_pool"))]
+    for part in pools:
+        if getattr(part, "is_quantized_kv_cache", False) or getattr(part, "k_scale_buffer", None) is not None:
+            raise NotImplementedError(
+                f"paged_attn does not know SGLang's caches with scales of blocks of dims, got {type(part).__name__}"
+            )
 
 
 def window_of(layer: Any) -> tuple[int, int]:
