@@ -10,6 +10,8 @@ import torch
 
 pytest.importorskip("transformers", "5.17", reason="needs transformers >= 5.17: make hosts")
 
+from transformers import cache_utils
+
 from paged_attn.integrations import transformers as adapter
 from paged_attn.integrations.transformers import continuous, plain, registration
 from paged_attn.integrations.transformers.plain import Scores
@@ -69,6 +71,14 @@ def test_a_static_cache_says_what_a_growing_one_says(kind: str, name: str) -> No
 
 
 # 32 keys are read as pages of 16, 33 as pages of one token; views of [B, T, heads, D] and of wider heads lie elsewhere.
+@pytest.mark.skipif(not hasattr(cache_utils, "Fp8QuantizedLayer"), reason="its quantised caches need other packages")
+def test_a_quantised_cache_says_what_it_says_under_eager(name: str) -> None:
+    """The host hands over what it has dequantised, and knows no format by token."""
+    options: dict[str, Any] = dict(cache_implementation="quantized", cache_config={"backend": "fp8"})
+    got, want = (tiny.plain("llama", attention, tiny.PROMPTS, **options) for attention in (name, "eager"))
+    assert got == want != tiny.wanted("llama")
+
+
 @pytest.mark.parametrize("keys", [32, 33])
 @pytest.mark.parametrize("lies", ["contiguous", "transposed", "cut", "unlike"])
 def test_keys_are_read_where_they_lie(keys: int, lies: str) -> None:
