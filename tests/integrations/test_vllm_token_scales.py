@@ -111,6 +111,16 @@ def test_values_of_another_width_than_keys_are_rotated_too() -> None:
     torch.testing.assert_close(out, single_rht(want, inverse=True) / value, **CLOSE)
 
 
+def test_a_rotation_is_real_where_layers_are_made_on_the_meta_device() -> None:
+    kv = made.cache("HND", torch.uint8, tail=4, dims=made.DIM // 2)
+    for scale in tails(kv):
+        scale.fill_(0.5)
+    with torch.device("meta"):
+        impl = made.implementation(kv_cache_dtype=INT4)
+    want, _ = made.attend(made.implementation(kv_cache_dtype=INT4), kv, made.DECODE)
+    assert torch.equal(made.attend(impl, kv, made.DECODE)[0], want)
+
+
 def test_no_operator_before_or_behind_attention_is_fused_with_int4() -> None:
     """write_qkv writes no int4, and vLLM quantises results before they could be turned back."""
     for kind in KINDS:

@@ -45,8 +45,10 @@ class Rotation:
     def __init__(self, dims: int) -> None:
         from vllm.v1.attention.ops.int4_per_token_head import single_rht
 
+        # not on the meta device, on which some loaders of vLLM make layers
+        heads = torch.eye(dims, device=current_platform.device_type or "cpu")
         # on CUDA vLLM multiplies in bfloat16, whose rounding is no part of the rotation
-        self.of_cache: Tensor = single_rht(torch.eye(dims)).round()
+        self.of_cache: Tensor = single_rht(heads).round()
         squared_length = self.of_cache[0].abs().sum()  # a power of two: quotients are exact in all dtypes
         self.of_queries, self.of_results = self.of_cache / squared_length, self.of_cache.t() / squared_length
 
