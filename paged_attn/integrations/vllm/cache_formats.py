@@ -53,6 +53,9 @@ class Rotation:
         self.of_queries, self.of_results = self.of_cache / squared_length, self.of_cache.t() / squared_length
 
 
-def rotated(x: Tensor, rotation: Tensor, out: Tensor | None = None) -> Tensor:
-    """Rotate heads [tokens, heads, dims] by a matrix [dims, dims], a field of Rotation."""
-    return torch.matmul(x, rotation.to(x), out=out)
+def rotated(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate heads [tokens, heads, dims] by a matrix [dims, dims], a field of Rotation.
+
+    VLLM_BATCH_INVARIANT replaces this product of torch's, but in vLLM 0.26 none that writes into a given tensor.
+    """
+    return x @ rotation.to(x)

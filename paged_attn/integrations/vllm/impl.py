@@ -252,7 +252,7 @@ class Impl(AttentionImpl):
             **self._scales(layer),
         )  # fmt: skip
         if self.rotations is not None:
-            rotated(out, self.rotations[1].of_results, final)
+            final.copy_(rotated(out, self.rotations[1].of_results))
         return output
 
     def _over_ranks(self, group: Any, shard: Any, output_scale: Tensor | None) -> dict[str, Any]:
