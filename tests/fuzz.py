@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests import simulator  # before the package decides whether it is interpreted
 from tests.support.formats import FORMATS
 from tests.support.torch_ways import IN_TORCH
 
+if not (torch.cuda.is_available() or simulator.SIMULATES):
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on tensors on a CPU only if that is asked for
 os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # cases may have more queries than keys, which a checked call refuses
 
 STUCK = 600.0  # seconds after which a call, its compilation included, is assumed never to end
@@ -50,8 +53,6 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(given: argparse.Namespace) -> int:
     """Start processes, gather their reports, and replace processes that a call has ended; return the exit status."""
-    import torch
-
     gpu = torch.cuda.is_available() and not simulator.SIMULATES
     first = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
     count = min(given.processes or min(os.cpu_count() or 1, 16 if gpu else 1 << 10), given.seeds)
@@ -193,8 +194,6 @@ def work(given: argparse.Namespace) -> None:
         from tests.simulator import process
 
         process.simulate()
-    import torch
-
     from paged_attn.launching import platform
     from tests.support import fuzzing
     from tests.support.interpreter import quicken

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 from tests.fuzz import _told, parsed
-from tests.support import cases, fuzzing, spent
+from tests.support import cases, fuzzing, spent, warm
 from tests.support.cases import BAD_PAGE, E4M3, E5M2, INT4, INT8, Case, build
 from tests.support.random_calls import ANYTHING, BATCH, GPU, INTERPRETER, SIMULATOR, batch, configuration, of_formats
 
@@ -134,6 +136,18 @@ def test_formats_that_are_asked_for_are_those_of_all_calls(fault: Any) -> None:
     drawn = [configuration(random.Random(seed), INTERPRETER, of_formats(["int8"])) for seed in range(60)]
     assert {x["cache_dtype"] for x in drawn} == {INT8}
     assert len({x["scales"] for x in drawn}) > 4
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(fuzzing.DEVICE != "cpu", reason="kernels are compiled on a GPU")
+@pytest.mark.parametrize("dialect", [None, "torch"])
+def test_without_a_gpu_kernels_are_interpreted_unless_plain_torch_is_asked_for(dialect: str | None) -> None:
+    code = "import tests.fuzz, torch; from paged_attn.launching import platform"
+    code += "; print(platform.in_torch(torch.device('cpu')))"
+    environment = {x: y for x, y in os.environ.items() if x not in ("TRITON_INTERPRET", "PAGED_ATTN_DIALECT")}
+    environment |= {"PAGED_ATTN_DIALECT": dialect} if dialect else {}
+    done = warm.run(["-c", code], environment, Path(__file__).parents[2])
+    assert done.stdout.split() == [str(dialect == "torch")], done.stderr
 
 
 @pytest.mark.parametrize("limits", [GPU, SIMULATOR, INTERPRETER], ids=["gpu", "simulator", "interpreter"])
