@@ -99,7 +99,7 @@ class Ranks:
 
 
 class Inputs:
-    """Tensors of a batch.  Caches hold whole sequences, the first pages of which stand for a rank's own keys.
+    """Tensors of a batch.  Caches hold whole sequences, and a sequence's first pages stand for a rank's own keys.
 
     With own_only, caches hold only as many pages as a rank's own keys fill.
     """
@@ -185,7 +185,7 @@ def _speed(ranks: Ranks, name: str, batch: Batch, asked: float, peers: Any) -> N
 
 
 def features(ranks: Ranks, peers_of: Callable[[Batch], Any]) -> None:
-    """Measure a rank's own call, or with sinks call and merge, with each feature and without."""
+    """Measure a rank's own call with each feature and without it.  For sinks, the merge is measured, too."""
     batch = FEATURES
     x = Inputs(ranks, batch, own_only=True)
     plain = max(ranks.times(x.local))

@@ -3,9 +3,9 @@
     python -m benchmarks.stalls "prefill b4 x 4096" [--instructions 40] [--csv FILE]
 
 The command needs `ncu` on the path and permission to read the counters.  Instructions that ran equally often form a
-group: the loop of a warp partition, or the code that runs once an item.  Groups cover all partitions, and a loader's
-samples at a full ring are no loss.  The group with the most samples is usually the consumers' loop; a second table
-has its kinds of instructions.
+group: the loop of a warp partition, or the code that runs once an item.  Samples come from the warps of all
+partitions.  A loader that waits at a full ring has samples, too, and this wait is no loss.  The group with the most
+samples is usually the consumers' loop; a second table has its kinds of instructions.
 
 With --csv, FILE holds the output of `ncu --page source --csv`.  It is read if it exists, else written.
 """
@@ -157,7 +157,10 @@ def _table(*columns: str) -> Table:
 
 
 def profile(case: str) -> list[str]:
-    """Run ncu on the third call of a case and return its output."""
+    """Run ncu on the third launch whose kernel matches KERNELS, in calls of a case, and return its output.
+
+    The launch belongs to the third call if each call has one such launch.
+    """
     command = ["ncu", "-k", KERNELS, "-s", "2", "-c", "1", "--section", "SourceCounters"]
     command += ["--warp-sampling-interval", "0", "--page", "source", "--csv"]
     program = [sys.executable, "-m", "benchmarks.stalls", case, "--run"]

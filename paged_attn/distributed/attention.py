@@ -1,8 +1,8 @@
 """Attention over keys that are divided among ranks: a rank's attention to its own keys, then the merge.
 
 In the merge, ranks exchange their states once, then each rank joins the rows that it returns.  States travel as
-float32.  After a collective and between Peers, they are joined in the order of the ranks, by the same arithmetic.
-Every rank thus gets the bits that `merge_states` gives in one process.
+float32.  Whether a collective or Peers brought the states, a rank joins them in the order of the ranks, by the same
+arithmetic.  Every rank thus gets the bits that `merge_states` gives in one process.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def paged_attention(
     return merge(own, lse, group, sinks, give, into=out, return_lse=return_lse)
 
 
-# Options that may be tensors of integers, and must then have equal contents on all ranks.
+# Options that may be tensors of integers or bools, and must then have equal contents on all ranks.
 ALIKE = ("causal", "window_size", "prefix_lens", "spans", "qq_mask", "query_positions")
 
 
@@ -116,7 +116,8 @@ def _agree(
 ) -> None:
     """Raise ValueError if lengths or options differ between ranks.
 
-    The all-gather needs equal sizes.  Every rank therefore hashes the same names, None for options that it lacks.
+    `groups.agree` gathers one hash for each name, and every rank must give it equally many names.  A rank therefore
+    gives all names of ALIKE, with None for the options that this call lacks.
     """
     others = {name: value for name, value in options.items() if name not in (*ALIKE, "score_mod_args")}
     plain = sorted((name, _named(value)) for name, value in others.items())
@@ -153,7 +154,8 @@ def merge(
 
     Args:
         out: [tokens, heads, head_dim] float16 | bfloat16 | float32; results over this rank's keys, last axis
-            contiguous.  Results are exchanged as float32; 16-bit results have been rounded before they join.
+            contiguous.  Ranks exchange results as float32.  Give float32, because 16-bit results are already rounded
+            before the merge.
         lse: [tokens, heads] float32; log-sum-exps of `out`, minus infinity for a row without a key on this rank.
         group: a torch.distributed process group, a DeviceMesh of one dimension, None for all processes, or Peers.
         sinks: [heads] float16 | bfloat16 | float32, all heads on every rank; counted once, here.

@@ -87,8 +87,8 @@ class Peers:
         """Keep this rank's memory `own`, which holds zeros, and the addresses of all ranks' memory."""
         self._own = own
         self._addresses = tuple(addresses)
-        # Each program's turn, which is 0 and 1 in alternate calls, then FAILED, which becomes 1 when a rank does not
-        # answer.
+        # Entry p is the turn of program p, which is 0 and 1 in alternate calls.  The last entry is FAILED: it becomes 1
+        # when a rank does not answer.
         self._turns = torch.zeros(MAX_PROGRAMS + 1, dtype=torch.int32, device=own.device)
         self._process = os.getpid()
         self._word = torch.zeros(1, dtype=torch.int32, pin_memory=own.is_cuda)

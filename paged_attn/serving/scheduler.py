@@ -75,7 +75,7 @@ class Pages:
 
 @dataclass(eq=False)
 class Sequence:
-    """A request that is being served.  Its last generated token is never an input, so it needs no slot."""
+    """A request that is being served.  The last token of its output is never an input, so that token needs no slot."""
 
     request: Request
     known: int  # number of tokens of the prompt and of generated tokens so far
@@ -230,7 +230,10 @@ class Planned:
 def planned(
     requests: Iterable[Request], *, pages: int, page_size: int, budget: int, max_seqs: int, step_seconds: float
 ) -> Iterator[Planned]:
-    """Yield every step until all requests are served.  For arrivals, each step takes `step_seconds`."""
+    """Yield every step until all requests are served.
+
+    The clock by which requests arrive advances by `step_seconds` in each step.
+    """
     scheduler = Scheduler(Pages(pages), page_size, budget, max_seqs)
     arrivals = sorted(requests, key=lambda request: request.arrival)
     submitted, now = 0, 0.0

@@ -46,8 +46,8 @@ def flash_attn_with_kvcache(
         k_cache, v_cache: [pages, page_size, kv_heads, head_dim] with a table, for any page size.  Without a table,
             [rows, max_len, kv_heads, head_dim]; sequence s is in row s or cache_batch_idx[s].
         k, v: [seqs, len_new, kv_heads, head_dim], or [total_new, kv_heads, head_dim] with cu_seqlens_k_new.  They are
-            written to the cache at positions cache_seqlens[s] and on, before attention.  An fp8 cache takes 16-bit
-            values quantised by the descales, or fp8 values unchanged.
+            written to the cache at positions cache_seqlens[s] and on, before attention.  In an fp8 cache,
+            16-bit values are quantised by the descales, and fp8 values are stored unchanged.
         rotary_cos, rotary_sin: [max_len, rotary_dim / 2].  Token i of a sequence's k, and of its q, is rotated by
             position start + i; start is rotary_seqlens if given, else cache_seqlens.  Without causal, window_size and
             attention_chunk, all queries of a sequence are rotated by position start.  rotary_interleaved: True by

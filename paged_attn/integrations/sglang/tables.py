@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import BUCKET
 
-WORD = 32  # new keys for which a word of paged_attention's qq_mask has bits
+WORD = 32  # bits of a word of paged_attention's qq_mask, one for each new key
 ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE", "NEXTN")
 # Approximate number of keys whose slots a program of SGLang's kernel copies.
 KEYS_OF_A_PROGRAM = 8192

@@ -68,7 +68,7 @@ class Layer(NamedTuple):
     group: int  # number of the layer's group, whose layers share page tables and indices
     kind: str  # "full_attention" or "sliding_attention": the layer's key in the host's dicts of lengths
     page_size: int
-    stride: int  # slots of the host from a page to the next page
+    stride: int  # distance from the first slot of a page to that of the next page, in the host's slot numbers
     window: int | None  # slots of a sequence's ring buffer in a sliding layer; None: no ring buffer
     k_slots: Tensor
     v_slots: Tensor
@@ -91,7 +91,7 @@ def _find(cache: Any, index: int) -> Layer:
         kind, page_size = allocator.layer_type, allocator.tokens_per_page
         window, stride = getattr(allocator, "sliding_window", None), allocator.block_physical_stride
         return _layer(allocator.index, kind, page_size, stride, window, k, v)
-    if hasattr(cache, "layer_index_to_group_indices"):  # a buffer for each place in a group; groups share buffers
+    if hasattr(cache, "layer_index_to_group_indices"):  # one buffer for the n-th layers of all groups
         group, place = cache.layer_index_to_group_indices[index]
         window = cache.sliding_windows[index]  # the host writes 1 for full attention
         kind = "full_attention" if window == 1 else "sliding_attention"

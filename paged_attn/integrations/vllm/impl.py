@@ -260,7 +260,8 @@ class Impl(AttentionImpl):
         if output_scale is not None:
             raise NotImplementedError("paged_attn does not quantise results of decode context parallelism")
         _, world, stripe = shard
-        sinks = None if self.sinks is None else self.sinks.repeat(world)  # a rank reads sinks of its own heads only
+        # The call takes sinks of all heads, and a rank reads its own part alone.  Copies of it fill the other parts.
+        sinks = None if self.sinks is None else self.sinks.repeat(world)
         return {"group": group, "stripe": stripe, "q_heads": "own", "sinks": sinks}
 
     def _slopes_of(self, device: torch.device, group: Any) -> Tensor:
