@@ -125,7 +125,8 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
         facts = [
             (x.shape, x.stride(), x.dtype, x.device, x.is_neg(), y % ALIGNMENT) for x, y in zip(tensors, addresses)
         ]
-        # the key also tells which tensors begin at the same address: values that lie in keys are read once
+        # The key also tells which tensors begin at the same address.  If v_cache is a view of k_cache (a latent cache),
+        # both begin there, and the kernels read each latent once.
         key = (form, tuple(map(addresses.index, addresses)), *facts)
         hash(key)
         return key, addresses
@@ -136,7 +137,7 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
 def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tuple[Runs, Addresses] | None:
     """(launches, addresses) of a signature, or None if no launches are kept.
 
-    The latest call of the form is then this one, so the next call may be found by `again`.
+    If launches are kept, this call becomes the latest call of its form, so that `again` can find the next call.
     """
     launches = None if of is None else _kept.get(of[0])
     if of is None or launches is None:

@@ -23,9 +23,10 @@ def overlaps_itself(x: Tensor) -> bool:
     """Whether two elements of a tensor share memory."""
     if 0 in x.shape:
         return False
-    # Two elements differ in some axes.  Along the one with the largest stride, they differ by i > 0 indices.  If they
-    # share an address, the index differences d along smaller strides, -m to m, add up to sum d * s = -i * stride.  The
-    # search takes d + m, which is 0 to 2 m.  The target is then reach - i * stride.
+    # Two elements differ in some axes.  Along the one with the largest stride, they differ by i > 0 indices.  Along an
+    # axis of smaller stride s and largest index m, they differ by d indices, -m <= d <= m.  If the elements share an
+    # address, the sum of all d * s is -i * stride.  The search takes d + m, which is 0 to 2 m.  Its target is
+    # reach - i * stride, because `reach` is the sum of all m * s.
     search, reach = _Search(), 0
     smaller: list[tuple[int, int]] = []
     for stride, most in sorted((stride, size - 1) for stride, size in zip(x.stride(), x.shape) if size > 1):
@@ -84,7 +85,7 @@ def _step(x: Tensor) -> tuple[int, int]:
 
 
 def _side_by_side(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two tensors (begin, end, *_step, ...) interleave like layers: equal largest strides, spans apart."""
+    """Whether tensors (begin, end, *_step, ...) of equal largest strides alternate in memory without a shared byte."""
     gap = (other[0] - one[0]) % one[2]
     return one[2] == other[2] and one[3] <= gap and gap + other[3] <= one[2]
 

@@ -60,7 +60,7 @@ class CutSummary(NamedTuple):
     blocks: int
     tiles: int  # visited
     schedule: str  # "blocks": a program per block; "shares", "line": even shares of one or all heads; "counter": items
-    parts: int  # shares that have work, or items
+    parts: int  # blocks, shares that have work, or items
     least: int  # tiles of the smallest share or block; 0 for items
     most: int  # tiles of the largest share, block or item
     cut: int  # blocks that are cut
@@ -276,7 +276,10 @@ def _time(size: int, items: float, total: float, cut: float, programs: int) -> f
 
 
 def _size_of(block: CountedBlock, launch: Launch, chosen: PieceSizes) -> int:
-    """Approximate tiles of a block's pieces; with MIXED, blocks of few rows are a list with the smallest pieces."""
+    """Approximate number of tiles in a piece of a block.
+
+    A launch with MIXED has a list of its own for blocks of few rows, and cuts them into the smallest pieces.
+    """
     few = launch.pipe.MIXED and block.siblings == 1 and block.tokens <= 64 // launch.shape.GROUP
     return chosen.least if few else chosen.size
 

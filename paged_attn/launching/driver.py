@@ -42,7 +42,10 @@ class Attribute(ctypes.Structure):
 
 
 class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig.  Dependent launches have one attribute.  Triton launches clusters and cooperative grids."""
+    """CUlaunchConfig.  A dependent launch has one attribute.
+
+    Clusters and cooperative grids would need other attributes: Triton's launcher launches them.
+    """
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -184,7 +187,9 @@ def _direct(
     # converted here, once: a foreign function with argtypes would convert at each call
     passed = ctypes.addressof(config), function, ctypes.addressof(places), None
     how = tuple([ctypes.c_void_p.from_param(x) for x in passed])
-    spare: list[Any] = [words]  # empty while a thread is about to launch; a lock would cost four times as much
+    # A thread takes `words` out of this list for the time of its launch.  A second thread finds the list empty, and
+    # calls `otherwise`.  A lock would cost four times as much.
+    spare: list[Any] = [words]
     held: list[Any] = [None] * len(parameters)  # keeps the latest launch's descriptors: another thread may clear Places
 
     def direct(addresses: Sequence[int], _alive: object = constants) -> None:
@@ -201,7 +206,7 @@ def _direct(
                 failed = start(*how)
             finally:
                 spare.append(mine)
-        if failed:  # another thread is inside, there is no context yet, or Triton's launcher will tell the error
+        if failed:  # another thread is inside, or the driver refused: no context yet, or an error for Triton to raise
             provide_context()
             otherwise(addresses)
 

@@ -43,7 +43,7 @@ class Dialect(Protocol):
         """Features that a call asks for and the dialect's kernels lack; empty if they cover the call."""
 
     def copies(self, problem: Problem) -> Copies | None:
-        """Whole pages into which a copy launch brings a call's keys and values before its other launches.
+        """Pages in scratch to which a first launch copies keys and values, for other launches of the call to read.
 
         None: a copy is impossible, not needed, or not worth its time.
         """
@@ -81,7 +81,7 @@ class Dialect(Protocol):
     def compiled(self, launch: Launch) -> tuple[Any, ...]:
         """Cache key of a launch's compiled kernel.
 
-        Over equal tensors, two launches with equal cache keys run the same compiled kernel.
+        Two launches with equal cache keys run the same compiled kernel if the facts of their tensors are equal, too.
         """
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
 
 Track = Callable[..., Iterable[Any]]
-CHUNK = 2048  # batches that a process plans at a time
+CHUNK = 2048  # fewest batches that a forked process plans at a time
 
 
 class ModelBatches(NamedTuple):
@@ -89,7 +89,8 @@ class Pool:
     def _chosen(self, work: ModelBatches, track: Track) -> list[Lengths]:
         """Batches that together need all kernels.
 
-        Forked processes share this planning.  Spawned ones would first have to import torch and Triton.
+        If there are many batches, forked processes plan a part each, and this process plans what they leave.  Spawned
+        processes do not plan, because they would first have to import torch and Triton.
         """
         batches = work.batches
         if self.forked and len(batches) > CHUNK:
@@ -148,7 +149,11 @@ def _start(device: Device, local: bool, other_assembler: bool) -> None:
 
 
 def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[str, Compiled]:
-    """Compile the kernels of a batch and of these writes into the caches; beside a write, also those of whole pages."""
+    """Compile the kernels of a batch, and of the launches `writes`, which write keys and values into the cache.
+
+    With any writes, the kernels of whole pages are compiled, too, if the model has them (`Model.pages`).  A model whose
+    new keys are fp8 has neither writes nor whole pages here.
+    """
     from ..api import paged_attention
 
     call = call_of(model, batch)
@@ -228,7 +233,10 @@ def compile_only(device: Device, found: Callable[[Any], object]) -> None:
 
 
 def build_launcher(kernel: Any) -> None:
-    """Build the kernel's C launcher into Triton's cache, if Triton has one for each; needs the driver's library."""
+    """Build the kernel's C launcher into Triton's cache, if this Triton has a launcher for each kernel.
+
+    The driver's library must be installed.
+    """
     vendor, name = {"cuda": ("nvidia", "CudaLauncher"), "hip": ("amd", "HIPLauncher")}[kernel.metadata.target.backend]
     module = importlib.import_module(f"triton.backends.{vendor}.driver")
     if triton_version.has_stubs(module):

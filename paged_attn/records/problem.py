@@ -41,8 +41,8 @@ class Problem(NamedTuple):
     page_size: int
     max_seqlen_q: int  # upper bound that the host knows
     max_seqlen_k: int  # upper bound that the host knows; with a shard, for this rank's keys
-    # Most keys that a query sees before its position, by the window and chunk; with a shard, most of this rank's keys;
-    # -1: all.  Windows by head do not count.
+    # Largest number of keys that a query sees before its position, by the window and chunk; -1: all.  With a shard,
+    # only one rank's keys count.  Windows by head do not count.
     window_left: int
     ragged: bool  # cu_seqlens_q is given; otherwise each sequence has one query token
     positive: bool  # the softmax scale is positive
@@ -107,7 +107,8 @@ class Problem(NamedTuple):
     def keys_seen(self, beside: int) -> int:
         """Estimate the most keys that a block sees: all keys, or with a window its left side and `beside` more keys.
 
-        beside: query tokens of the block, and perhaps a tile.  Keys behind the block's queries do not count.
+        beside: query tokens of the block.  A caller may add a tile, because a window may begin inside a tile.  Keys
+        behind the block's queries do not count.
         """
         if self.window_left < 0 or self.prefix or self.spans:
             return self.max_seqlen_k
@@ -121,7 +122,8 @@ class Problem(NamedTuple):
     def of_batch(self, ragged: bool, seqs: int, tokens: int, max_seqlen_q: int, max_seqlen_k: int) -> Problem:
         """Return the problem of the same call with another batch.
 
-        This problem must have two tokens or more, because a q_scale of one fp8 token cannot be by token.
+        This problem must have two tokens or more.  The problem of one fp8 token does not tell whether larger batches
+        have a q_scale by token.
         """
         return self._replace(
             ragged=ragged,

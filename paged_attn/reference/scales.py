@@ -48,9 +48,10 @@ def by_slot(scale: Scale) -> bool:
 def quantised(values: Tensor, like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(stored numbers [tokens, kv_heads, dims], scales [tokens, kv_heads] in like's dtype) of a cache of this dtype.
 
-    A scale is the largest magnitude of a token's head / the largest number of dtype, in float32; float16 saturates.
-    Numbers are divided by the scale as stored.  A number that is infinite or NaN makes the scale NaN.  Zeros are stored
-    beside a scale of 0 or NaN.  int4: see `quantised_with_zero`.
+    A scale is the largest magnitude of a token's head / the largest number of dtype, in float32.  A scale that is too
+    large for float16 is stored as float16's largest number.  Numbers are divided by the scale as stored.  A number that
+    is infinite or NaN makes the scale NaN.  Zeros are stored beside a scale of 0 or NaN.  int4: see
+    `quantised_with_zero`.
     """
     if dtype == INT4:
         return quantised_with_zero(values)

@@ -110,7 +110,7 @@ def load_kv(
         # wide loads go along the slots; hints tell the compiler what the reshape in `per_key` hides
         WIDE: tl.constexpr = min(kv.ALIGN, S.CHUNK)
         row = tl.max_contiguous(tl.multiple_of(row, WIDE), WIDE)
-    if BEGIN > 0:  # only for keys of one run
+    if BEGIN > 0:  # only for keys whose dims are contiguous
         head += BEGIN // kv.PARTS
     ptr = head + row[:, None] + (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
     if kv.RUN == 1 or live is None:

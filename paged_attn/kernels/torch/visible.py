@@ -1,4 +1,4 @@
-"""Visible keys: runs of keys that rows may see, for the host, and the mask of a tile.
+"""Visible keys: the runs of keys that queries may see, as Python numbers, and the mask of a tile, as a tensor.
 
 Shapes: B sequences, T queries of each, N keys of a tile, H heads or 1.
 """
@@ -20,7 +20,8 @@ class Sight(NamedTuple):
     """Everything that hides keys in a call; values on which loops depend are Python numbers."""
 
     window: KeyBounds  # window and chunk, by positions; only the chunk if windows differ by head
-    widest: KeyBounds  # the window of the head that sees most; with a shard, also which keys are the rank's
+    # the least window that contains every head's window, and the chunk; with a shard, also which keys are the rank's
+    widest: KeyBounds
     causal: bool | list[bool]
     windows: Tensor | None  # int64 [H, 2]; None: all heads have `window`
     positions: Tensor | None  # int64 [tokens], query_positions
@@ -36,7 +37,7 @@ class Sight(NamedTuple):
 
     @property
     def bounded(self) -> bool:
-        """Whether anything besides causality and a shard hides keys."""
+        """Whether anything besides causality and a shard decides which keys a query sees."""
         return self.window != KeyBounds() or not self.simple
 
     def is_causal(self, seq: Seq) -> bool:
