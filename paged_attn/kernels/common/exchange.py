@@ -94,7 +94,10 @@ def join_rows(
 
 @triton.jit(do_not_specialize=["fours", "tokens"])
 def pack_kernel(blocks, fours, out, lse, tokens, E: tl.constexpr, S: tl.constexpr):
-    """Write the blocks that a collective sends: one for each owner, in the owners' order."""
+    """Write the blocks that a collective sends: one for each owner, in the owners' order.
+
+    If every rank owns all rows, one block serves all owners.
+    """
     OWNERS: tl.constexpr = E.HEADS // E.OWN_HEADS
     owner, room = tl.program_id(0) % OWNERS, 4 * tl.cast(fours, tl.int64)
     row, valid = rows_of_step(tl.program_id(0) // OWNERS, tokens, E)

@@ -95,7 +95,8 @@ class Modifiers(NamedTuple):
     sinks: Any = None  # [heads]
     score_mod_args: Any = None  # arguments of Shape.SCORE_MOD after (score, query_pos, key_pos, head)
     query_positions: Any = None  # int [tokens], positions of queries and of the call's own keys; None: their places
-    position_right: Any = None  # with query_positions: as `right`, but in positions of the call's own keys
+    # with query_positions: how many positions after its own a query sees among the call's own keys; None: all
+    position_right: Any = None
     causal: Any = None  # bool [seqs]: sequences for which `right` is 0; comes with `right`
     prefix_lens: Any = None  # int [seqs]: keys before these places are always visible
     spans: Any = None  # int [seqs, spans_count, 2]: places in [first, second) see each other
@@ -121,8 +122,8 @@ class Modifiers(NamedTuple):
 class Scales(NamedTuple):
     """Each scale is a number, times ptr[KV head * stride] if ptr is given.  Stride 0: all KV heads share the scale.
 
-    With a stride_seq, ptr has a row for each sequence.  A scale's fields are not a record of their own, because a loop
-    cannot ask whether a record is absent.
+    With a stride_seq, ptr has a row for each sequence.  A scale's fields are not a record of their own, because
+    `record is None` fails inside a `while` loop of Triton.
     """
 
     softmax: Any
@@ -179,8 +180,8 @@ class Rotary(NamedTuple):
 class Scratch(NamedTuple):
     """Scratch for the states of cut blocks, and counters that decide which program joins them."""
 
-    # float32, divided by merge.partial_of.  With a merge launch, int32 [blocks, KV_HEADS, 2] follow: pieces of a block
-    # (1: whole), and the row of its first state.
+    # float32: maxima, sums, accumulators (`merge.partial_of`).  With a merge launch, int32 [blocks, KV_HEADS, 2] come
+    # next: pieces of a block (1: whole), and the row of its first state.
     states: Any
     # int32, 0 between launches: how many programs have stored states of a cut block.  A block's counter is that of its
     # KV head and of the share in which the block begins; in Hopper's kernel for blocks, that of its first slot.  On
@@ -233,9 +234,10 @@ class Shape(NamedTuple):
     PEEL: bool  # tiles that every row sees completely run in a loop of their own, without masks
     SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent
     CLEAR: bool  # this launch writes zeros, and log-sum-exps of -inf, to the tokens behind the last sequence
-    NATIVE_FP8: bool  # the target converts e4m3 in hardware; only then does PTX convert int8 and int4, too
+    NATIVE_FP8: bool  # the target converts e4m3 in hardware; only on such targets does inline PTX convert int8 and int4
     NORMALIZED: bool = False  # bfloat16 queries of any magnitude are brought into float16's range, row by row
-    WHOLE: bool = False  # even shares may begin with blocks, if blocks are about equally long; needs ONE_SCAN
+    # If blocks are about equally long, shares begin where blocks or equal parts of blocks begin.  Needs ONE_SCAN
+    WHOLE: bool = False
     PAIRED: bool = False  # two neighbouring KV heads are read as one of twice the dims, which DIM counts
     LEADS: bool = False  # the call's next launch, of other sequences, need not wait for the end of this one
     FAR_CAP: bool = False  # the softcap is too large for exponentials alone (`scores.softcap`)

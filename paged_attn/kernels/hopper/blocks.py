@@ -224,8 +224,8 @@ def blocks_kernel(
 ):  # fmt: skip
     """Attention of every block for every KV head; at most one persistent program runs on each multiprocessor.
 
-    Arguments are those of `launch_arguments.attention`: records with tensors, boxes (TMA descriptors), int32 tensors of
-    the batch, and bounds.  shortest, longest: query tokens of the sequences served, inclusive.
+    Arguments are those of `launch_arguments.attention`: records with tensors, boxes (TMA descriptors), tensors of the
+    batch (int32 or int64), and bounds.  shortest, longest: query tokens of the sequences served, inclusive.
     """
     if not P.FOLLOWS:
         gdc_wait()

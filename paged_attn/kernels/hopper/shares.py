@@ -161,7 +161,10 @@ def beside_first(
 
 @triton.constexpr_function
 def loaders_of(S, P):
-    """Number of loader warps: 1 if only keys are loaded, or if one warp loads keys and values; otherwise 2."""
+    """Number of loader warps: 1 if one warp loads keys and values, or if keys alone are loaded and not converted.
+
+    Otherwise 2: with a converter, the second warp exists even if there is nothing for it to load.
+    """
     keys_alone = S.REST == 0 and P.CONVERT == 0
     both = S.REST is None and P.CONSUMERS == 1 and (P.VALUE_STAGES == 0 or P.BRIEF)
     return 1 if keys_alone or both else 2
@@ -184,8 +187,8 @@ def shares_kernel(
 ):  # fmt: skip
     """Attention of one even share of the tiles of one KV head.
 
-    Arguments are those of `launch_arguments.attention`: records with tensors, boxes (TMA descriptors), int32 tensors of
-    the batch, and bounds.  shortest, longest: query tokens of the sequences served, inclusive.
+    Arguments are those of `launch_arguments.attention`: records with tensors, boxes (TMA descriptors), tensors of the
+    batch (int32 or int64), and bounds.  shortest, longest: query tokens of the sequences served, inclusive.
     """
     gdc_wait()  # an earlier launch may have written any tensor that this kernel reads
     if S.LEADS:

@@ -1,6 +1,7 @@
 """Barriers: mbarriers by their shared-memory address, and named barriers of two warpgroups.
 
-`await_at` for the mbarrier at $1 and the phase of parity $2 loops, because `try_wait` gives up after some time:
+`await_at` waits until the mbarrier at $1 has completed the phase of parity $2.  The PTX has a loop, because `try_wait`
+gives up after some time:
 
     { .reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra WAIT; mov.u32 $0, $2; }
 
@@ -118,8 +119,8 @@ def init_at(address, arrivals):
 def await_at(address, phase, there=None):
     """Wait in each thread by itself until the mbarrier at `address` has completed the phase of parity `phase`.
 
-    Between two of Triton's own waits, all threads of a partition would meet.  there: whether to wait, by default
-    always.
+    Triton's own waits are not used, because Triton synchronises all threads of a partition between two of them.  there:
+    whether to wait, by default always.
     """
     if there is None:
         gl.inline_asm_elementwise(_AWAIT, "=r,r,r,~{memory}", [address, phase], dtype=gl.int32, is_pure=False, pack=1)
@@ -196,7 +197,7 @@ def _at(what, barrier):
 
 @gluon.jit
 def _alike(WHAT: gl.constexpr, BARRIER: gl.constexpr):
-    """Execute bar.WHAT at named barrier BARRIER in each thread of one of two consumers of a warpgroup each."""
+    """Execute bar.WHAT at named barrier BARRIER in each thread of a consumer; both consumers are single warpgroups."""
     ASM: gl.constexpr = _at(WHAT, BARRIER)
     gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1)
 

@@ -37,7 +37,10 @@ def make_weights_of_both(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def make_numbers(P: gl.constexpr):
-    """Allocate float32 [2, ROWS, 4] for numbers of rows by thread, which the two consumers exchange."""
+    """Allocate float32 [2, ROWS, 4], in which the two consumers exchange maxima, sums and factors of rows.
+
+    Axis 1 is the row, axis 2 the thread of the row's quad.
+    """
     return gl.allocate_shared_memory(gl.float32, [2, P.ROWS, 4], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
@@ -66,8 +69,8 @@ def multiply_latents(rings, turn, S: gl.constexpr, P: gl.constexpr):
 def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr):
     """Start acc + weights @ v for consumer NUMBER's half of the value dims, with the weights of consumer OF.
 
-    A consumer's own weights need a barrier here, behind the fence of `put_weights`.  Triton's own barrier may stand
-    between the stores, before that fence.
+    A consumer's own weights need a barrier here, after the fence of `put_weights`.  Triton's automatic barrier does not
+    suffice, because Triton may place it before that fence, between the two stores of `put_weights`.
     """
     DIMS: gl.constexpr = S.VALUE_PADDED // 2
     v = tile_in(rings.key, turn, S.DIM, S).slice(NUMBER * DIMS, DIMS, dim=1)
@@ -79,7 +82,10 @@ def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.const
 
 @gluon.jit
 def take_maxima(acc, row_max, sums, rings, NUMBER: gl.constexpr, P: gl.constexpr):
-    """Wait for the other consumer's weights; return (acc, maxima, sums by thread), all by the other's maxima."""
+    """Wait for the other consumer's weights, and rescale acc and sums by thread to the other consumer's maxima.
+
+    Return (acc, the other consumer's maxima, sums).
+    """
     wait_written(1 - NUMBER)
     theirs = rings.extra.both.index(1 - NUMBER).load(threads_layout(P.ROWS))
     decay = gl.exp2(row_max - base_of(theirs))
@@ -111,7 +117,7 @@ def attend_in_turn(
     # the first of a row's four threads gets the row's whole sum so far
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
     sums = gl.where(gl.expand_dims(lane == 0, 0), sums, 0.0)
-    before = turns.key  # turn of the tile before this consumer's next tile; the other consumer weighs that tile
+    before = turns.key  # turn of the first tile whose values this consumer has not multiplied
     if NUMBER == 0:  # the first tile has no tile before it
         scores = multiply_latents(rings, before, S, P)
         scores = warpgroup_mma_wait(0, deps=(scores,))

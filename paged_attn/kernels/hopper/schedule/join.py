@@ -29,7 +29,8 @@ def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexp
     valid = rows.valid
     if S.LIVE < P.ROWS:  # scratch has rows for max_seqlen_q query tokens only
         valid &= row < S.LIVE - BEGIN
-    store_partial(results.partial, first_row + row, valid, dim, state, S, P.BRIEF)  # `join_at_once` reads all rows
+    # with BRIEF, accumulators of rows that saw no key are stored, too, because `join_at_once` reads them
+    store_partial(results.partial, first_row + row, valid, dim, state, S, P.BRIEF)
 
 
 @gluon.jit
@@ -46,9 +47,12 @@ def load_state(parts, row, values, valid, inside, ahead, DIM: gl.constexpr):
 def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.constexpr):
     """Join states as `merge.join`, with one maximum and one address for CHUNK states: a third of the machine code.
 
-    Small decodes wait for machine code at their end, too.  The accumulator of a state that saw no key gets the weight
-    0, so the accumulator must have been stored, and without NaN.  It has no NaN, because all rows are heads of one
-    token: either all rows see a key, or none does.
+    Small decodes wait for the fetch of machine code, also for that of their last steps.  The accumulator of a row that
+    saw no key gets the weight 0, so the accumulator must have been stored, and without NaN.
+
+    All rows are heads of one token.  If their windows are equal, all rows have the same bounds, and values outside the
+    bounds are zeroed, so this accumulator is 0.  But if a window by head, a mask or a score_mod hides a key, a NaN in
+    the key's value may reach the accumulator.
     """
     inside = gl.expand_dims(valid, 1) & gl.expand_dims(dim < S.VALUE_PADDED, 0)
     values = parts.acc + gl.expand_dims(at * S.VALUE_PADDED, 1) + gl.expand_dims(dim, 0)
@@ -285,7 +289,8 @@ def join_groups(out, results, item, token, count, ROWS: gl.constexpr, S: gl.cons
     size = group_size(item.pieces, P)
     groups = gl.cdiv(item.pieces, size)
     first = (item.row - item.first_row + P.SKIP) // P.STRIDE // size * size  # the group's first piece
-    row = item.first_row + first * P.STRIDE - gl.where(first > 0, P.SKIP, 0)  # the second state is SKIP rows on
+    # the block's second state lies SKIP rows behind its first, each later state STRIDE rows behind the state before
+    row = item.first_row + first * P.STRIDE - gl.where(first > 0, P.SKIP, 0)
     pieces = Pieces(row, gl.where(first > 0, P.STRIDE, P.SKIP), P.STRIDE, gl.minimum(item.pieces - first, size))
     # counters of groups lie behind those of blocks
     counter = results.told + gl.where(groups > 1, gl.num_programs(0) + row // S.ROWS, item.counter)
