@@ -285,6 +285,16 @@ class Share(NamedTuple):
     tiles: Any  # units of each block on the line if shares begin with blocks; otherwise 0
 
 
+class Walk(NamedTuple):
+    """Position of a program, or of one of its warps, on a KV head's line of units."""
+
+    unit: Any  # number of the unit
+    seq: Any  # sequence that holds the unit, or an earlier one
+    before: Any  # number of units of the sequences before seq
+    kv_head: Any
+    ahead: Any = None  # with Shape.BY_HEAD: number of programs of the KV heads before kv_head
+
+
 class RowTile(NamedTuple):
     """The R rows of a block: query tokens x heads of the group.
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from .blocking import tile_of, tiles_before
 from .bounds import LEFT, before_window, first_key_of, prefix_of, side_of_block, span_around
 from .numerics import load_int
-from .records import Share
+from .records import Share, Walk
 from .shards import own_before
 
 # Tiles by which shares that begin with blocks may exceed even shares.  The first number is for shares of one block.
@@ -68,10 +68,26 @@ def work(batch, seq, inside, mods, S: tl.constexpr, kv_head=None):
 
 
 @triton.jit
-def room_of(batch, share, seq, mods, S: tl.constexpr, kv_head=None):
-    """(number of blocks of a sequence, units of each block on the line)."""
-    blocks, tiles = work(batch, seq, True, mods, S, kv_head)
+def room_of(batch, share, walk, mods, S: tl.constexpr):
+    """(number of blocks of walk.seq, units of each block on the line)."""
+    blocks, tiles = work(batch, walk.seq, True, mods, S, walk.kv_head)
     return blocks, tl.maximum(tiles, share.tiles)
+
+
+# PTX has a label where operations of a called function begin and end, and ptxas may order instructions otherwise at a
+# label.  So callers add, and these functions compute nothing: then all kernels keep their machine code.
+
+
+@triton.jit
+def next_seq(walk, seq, before):
+    """Return the walk at `seq`, the sequence behind walk.seq; before: number of units of the sequences before `seq`."""
+    return Walk(walk.unit, seq, before, walk.kv_head, walk.ahead)
+
+
+@triton.jit
+def next_unit(walk, unit):
+    """Return the walk at `unit`, the unit behind the item that begins at walk.unit."""
+    return Walk(unit, walk.seq, walk.before, walk.kv_head, walk.ahead)
 
 
 @triton.jit

@@ -8,8 +8,8 @@ import triton
 
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
-from ..common.records import Batch, Scratch
-from ..common.schedule import find_share, room_of, unflatten, work
+from ..common.records import Batch, Scratch, Walk
+from ..common.schedule import find_share, next_seq, next_unit, room_of, unflatten, work
 from .args import Jobs, Loader, Results, Rings, Turn, Turns
 from .blocks import consume_items, hand_out_items, load_items, make_rings
 from .consuming.column_softmax import make_flags
@@ -23,7 +23,7 @@ from .schedule.items import COUNTERS_PER_LAUNCH, bring_lengths
 from .schedule.join import told_in
 from .schedule.lists import known_same, make_lists
 from .schedule.mail import make_mail, no_item, publish, read
-from .schedule.walk import Walk, item_at, share_of_heads
+from .schedule.walk import item_at, share_of_heads
 from .shim import fence_async_shared, gdc_wait, gl, gluon, replaced
 
 # Registers of a thread that serves few rows, and of a loader's thread.  Threads that serve blocks have 176.
@@ -64,17 +64,17 @@ def hand_out_share(loader, query_box, queries, jobs, STAGES: gl.constexpr, S: gl
     if not S.BY_HEAD:
         num_shares = gl.num_programs(0) // S.KV_HEADS
     share, seq, before = find_share(batch, first, index, num_shares, lane, mods, ONE, kv_head)
-    unit = share.begin
+    walk = Walk(share.begin, seq, before, kv_head, ahead)
     turn = Turn(0, 0)
     number = batch.num_seqs * 0
     done = number
-    while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
-        if unit >= before + blocks * tiles:
-            before += blocks * tiles
-            seq += 1
+    while walk.unit < share.end:
+        blocks, tiles = room_of(batch, share, walk, mods, S)
+        seq_end = walk.before + blocks * tiles
+        if walk.unit >= seq_end:
+            walk = next_seq(walk, walk.seq + 1, seq_end)
         else:
-            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head, ahead), blocks, tiles, mods, S, P)
+            item, count = item_at(batch, share, walk, blocks, tiles, mods, S, P)
             publish(mail, number, item)
             number += 1
             if item.begin < item.end:
@@ -84,8 +84,8 @@ def hand_out_share(loader, query_box, queries, jobs, STAGES: gl.constexpr, S: gl
                 turn = load_tiles(
                     loader, turn, table, batch, block, kv_head, item.begin, item.end, lo, 0, STAGES, S, P
                 )  # fmt: skip
-            unit += count
-    publish(mail, number, no_item(unit))
+            walk = next_unit(walk, walk.unit + count)
+    publish(mail, number, no_item(walk.unit))
 
 
 @gluon.jit

@@ -12,8 +12,8 @@ import triton
 
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
-from ..common.records import Batch
-from ..common.schedule import find_share, room_of, unflatten, work
+from ..common.records import Batch, Walk
+from ..common.schedule import find_share, next_seq, next_unit, room_of, unflatten, work
 from .args import (
     LatentRoom,
     Loader,
@@ -41,7 +41,7 @@ from .loading.queries import make_queries
 from .loading.ring import WARPGROUP, make_meeting, make_ring, ring_of
 from .loading.slot_scales import beside_scales
 from .schedule.join import told_in
-from .schedule.walk import Walk, bring_heads, item_at, share_of_heads
+from .schedule.walk import bring_heads, item_at, share_of_heads
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, mbarrier
 
 # ---- roles of warps ------------------------------------------------------------------------------
@@ -58,14 +58,13 @@ def load_share(
     OF_VALUES, read with SLOT_SCALES alone: the tiles hold values, not keys.
     """
     turn = Turn(0, 0)
-    unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
-    while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
-        if unit >= before + blocks * tiles:
-            before += blocks * tiles
-            seq += 1
+    at = walk
+    while at.unit < share.end:
+        blocks, tiles = room_of(batch, share, at, mods, S)
+        seq_end = at.before + blocks * tiles
+        if at.unit >= seq_end:
+            at = next_seq(at, at.seq + 1, seq_end)
         else:
-            at = Walk(unit, seq, before, kv_head, walk.ahead)
             item, count = item_at(batch, share, at, blocks, tiles, mods, S, P)
             block, table, head, lo = begin_item(batch, item, mods, S, P)
             begin, end = tiles_of_item(item, mods, S)
@@ -78,7 +77,7 @@ def load_share(
                 )
             else:
                 turn = load_tiles(loader, turn, table, batch, block, head, begin, end, lo, 0, STAGES, S, P, FROM)
-            unit += count
+            at = next_unit(at, at.unit + count)
 
 
 @gluon.jit
@@ -101,14 +100,13 @@ def consume_share(
     if P.PREFETCH and NUMBER == 0:
         mbarrier.wait(rings.queries.full.index(0), 0)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
-    unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
-    while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
-        if unit >= before + blocks * tiles:
-            before += blocks * tiles
-            seq += 1
+    at = walk
+    while at.unit < share.end:
+        blocks, tiles = room_of(batch, share, at, mods, S)
+        seq_end = at.before + blocks * tiles
+        if at.unit >= seq_end:
+            at = next_seq(at, at.seq + 1, seq_end)
         else:
-            at = Walk(unit, seq, before, kv_head, walk.ahead)
             item, count = item_at(batch, share, at, blocks, tiles, mods, S, P)
             if S.PIECE is not None:
                 if item.begin < item.end:
@@ -119,7 +117,7 @@ def consume_share(
                 turns = consume_columns(out, results, query, rings, turns, item, mods, S, P, NUMBER)
             else:
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
-            unit += count
+            at = next_unit(at, at.unit + count)
     # if the merge launch began earlier, the first multiprocessors with room would get all of its programs
     if S.MERGE == 0:
         gdc_launch_dependents()
@@ -132,17 +130,16 @@ def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.c
     """Run the converter warpgroup: widen a share's latents from fp8 or int8 between loaders and consumers."""
     raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     turns = raw_turns
-    unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
-    while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
-        if unit >= before + blocks * tiles:
-            before += blocks * tiles
-            seq += 1
+    at = walk
+    while at.unit < share.end:
+        blocks, tiles = room_of(batch, share, at, mods, S)
+        seq_end = at.before + blocks * tiles
+        if at.unit >= seq_end:
+            at = next_seq(at, at.seq + 1, seq_end)
         else:
-            at = Walk(unit, seq, before, kv_head, walk.ahead)
             item, count = item_at(batch, share, at, blocks, tiles, mods, S, P)
             raw_turns, turns = widen_tiles(raw, raw_turns, rings, turns, item.end - item.begin, S, P)
-            unit += count
+            at = next_unit(at, at.unit + count)
 
 
 @gluon.jit

@@ -9,10 +9,12 @@ from ..common.head_programs import heads_at_once, programs_by_work, seqs_at_once
 from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
 from ..common.numerics import first_of, in_parts, scale_of, scaled, sum_of, together
 from ..common.output import clear_padding, store_partial, store_rows, tokens_of
-from ..common.records import Batch, KeyValues, Query, Source, State, SummedQuery
+from ..common.records import Batch, KeyValues, Query, Source, State, SummedQuery, Walk
 from ..common.schedule import (
     find_share,
     first_tile,
+    next_seq,
+    next_unit,
     pieces_of,
     place_on_line,
     room_of,
@@ -132,17 +134,17 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S, kv_head)
     states = all_shares * batch.slots * S.KV_HEADS * S.LIVE
     partial, cuts = partial_of(scratch, states), cuts_of(scratch, states, S)
-    unit = share.begin
-    while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
-        if unit >= before + blocks * tiles:
-            before += blocks * tiles
-            seq += 1
+    walk = Walk(share.begin, seq, before, kv_head, ahead)
+    while walk.unit < share.end:
+        blocks, tiles = room_of(batch, share, walk, mods, S)
+        seq_end = walk.before + blocks * tiles
+        if walk.unit >= seq_end:
+            walk = next_seq(walk, walk.seq + 1, seq_end)
         else:
-            block = block_of(batch, seq, (unit - before) // tiles, kv_head, S)
+            block = block_of(batch, walk.seq, (walk.unit - walk.before) // tiles, kv_head, S)
             rows = row_tile(block, row, mods, S.BLOCK_Q, S)
-            tile = (unit - before) % tiles
-            count = tl.minimum(tiles - tile, share.end - unit)
+            tile = (walk.unit - walk.before) % tiles
+            count = tl.minimum(tiles - tile, share.end - walk.unit)
             if mods.prefix_lens is not None and mods.left is not None:
                 first = place_on_line(0, block, mods, S)
             else:
@@ -155,7 +157,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                     begin = place_on_line(tile, block, mods, S) * S.TILE
                     end = (place_on_line(tile + count - 1, block, mods, S) + 1) * S.TILE
                 if S.MERGE == 0 and tile == 0:
-                    past = share_of(unit + tiles - 1, share) + 1
+                    past = share_of(walk.unit + tiles - 1, share) + 1
                     tell_cut(cuts, block, past - index, slot_of(index, 2, 1, kv_head, ahead, S) * S.LIVE, S)
                 state = attend_block(
                     block, rows, q, begin, end, tile == 0, cache, boxes, new, batch, mods, scales, S
@@ -171,7 +173,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                 if S.MERGE == 0 and tile == 0:
                     row_at = slot_of(index, batch.slots, 0, kv_head, ahead, S) * S.LIVE
                     tell_cut(cuts, block, tl.where(whole, 1, pieces), row_at, S)
-                holder = share_of(unit - tile, share)
+                holder = share_of(walk.unit - tile, share)
                 state = attend_pieces(
                     block, rows, q, begin, end, not whole, holder, begin - whole_begin, ahead, cache, boxes, new,
                     batch, mods, scales, partial, S,
@@ -181,10 +183,10 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
             else:
                 token = block.first_token + block.first
                 tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
-                from_share = share_of(unit - tile, share)
+                from_share = share_of(walk.unit - tile, share)
                 if S.PIECE is None:
                     keep(partial, index, 2, tl.where(tile == 0, 1, 0), ahead, rows, state, S)
-                    pieces = share_of(unit - tile + tiles - 1, share) - from_share + 1
+                    pieces = share_of(walk.unit - tile + tiles - 1, share) - from_share + 1
                     if S.MERGE > 0:
                         join_if_last(
                             out, lse, partial, scratch.counters, from_share, pieces, pieces, token, tokens, kv_head,
@@ -192,14 +194,14 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                         )  # fmt: skip
                 elif S.MERGE > 0:
                     last = tl.maximum((whole_begin + pieces - 1) * (S.PIECE // S.TILE) - first, 0)
-                    holders = share_of(unit - tile + last, share) - from_share + 1
+                    holders = share_of(walk.unit - tile + last, share) - from_share + 1
                     # shares behind the one in which the last piece begins hold no piece of the block
                     if (holders > 1) & (index < from_share + holders):
                         join_if_last(
                             out, lse, partial, scratch.counters, from_share, holders, pieces, token, tokens, kv_head,
                             ahead, batch.slots, scales, S,
                         )  # fmt: skip
-            unit += count
+            walk = next_unit(walk, walk.unit + count)
 
 
 @triton.jit(

@@ -3,8 +3,6 @@
 If windows differ by head, `common/head_programs.py` finds the share, in the warps of a consumer or in a loader warp.
 """
 
-from typing import Any, NamedTuple
-
 from ...common.blocking import block_of, tile_of, tiles_before
 from ...common.bounds import visible_range
 from ...common.head_programs import heads_at_once, programs_by_work, seqs_at_once, share_by_work
@@ -14,16 +12,6 @@ from ..asm.instructions import bring_line
 from ..layouts import heads_layout
 from ..shim import gl, gluon
 from .items import bring_lengths
-
-
-class Walk(NamedTuple):
-    """Position of a loader or consumer on a KV head's line of units."""
-
-    unit: Any  # number of the unit
-    seq: Any  # sequence that holds the unit, or an earlier one
-    before: Any  # number of units of the sequences before seq
-    kv_head: Any
-    ahead: Any = None  # with Shape.BY_HEAD: number of programs of the KV heads before kv_head
 
 
 @gluon.jit
