@@ -30,15 +30,15 @@ from .consuming.column_softmax import make_flags, make_flags_of_each
 from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
 from .consuming.fold import make_bank, tiles_of_item
-from .consuming.latent_rows import consume_latent_rows, make_numbers, make_weights_of_both
+from .consuming.latent_rows import consume_latent_rows, make_numbers
 from .layouts import lanes_layout
 from .loading.convert import widen_tiles
 from .loading.gates import start_together
-from .loading.latent_queries import find_addresses, make_rest, make_rest_of_rows
+from .loading.latent_queries import find_addresses
 from .loading.loader import begin_item, fetch_descriptors, load_both, load_scaled_tiles, load_tiles
 from .loading.packed import make_boxes
 from .loading.queries import make_queries
-from .loading.ring import WARPGROUP, make_meeting, make_ring, ring_of
+from .loading.ring import WARPGROUP, make_matrices, make_meeting, make_ring, ring_of
 from .loading.slot_scales import beside_scales
 from .schedule.join import told_in
 from .schedule.walk import bring_heads, item_at, share_of_heads
@@ -234,13 +234,13 @@ def shares_kernel(
     if S.REST is not None:
         gl.static_assert(P.CONSUMERS == 1 or S.MERGE == 0)
         if has_latent_rows(S, P):
-            room, numbers = make_weights_of_both(dtype, S, P), make_numbers(P)
-            rest = make_rest_of_rows(dtype, S, P) if S.REST > 0 else numbers
+            room, numbers = make_matrices(dtype, P.CONSUMERS, P.ROWS, S.TILE), make_numbers(P)
+            rest = make_matrices(dtype, 1, P.ROWS, S.REST) if S.REST > 0 else numbers
             keys, values, queries, rest_at = find_addresses(keys, values, queries, rest, S, P)
             extra = LatentRoom(numbers, rest, numbers, rest_at)
         else:
             flags = make_flags_of_each(P)
-            rest = make_rest(dtype, S, P) if S.REST > 0 else flags
+            rest = make_matrices(dtype, P.CONSUMERS, P.COLUMNS, S.REST) if S.REST > 0 else flags
             room = make_weights(queries, dtype, S, P)
             extra = LatentRoom(flags, rest, make_meeting(READERS) if P.CONSUMERS > 1 else flags, 0)
         rings = Rings(keys, values, queries, room, extra)

@@ -29,13 +29,6 @@ ROWS_CLEARED_BY_EACH = gl.constexpr(8)  # few enough to leave registers for resu
 
 
 @gluon.jit
-def make_weights_of_both(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Allocate weights of a tile for each of two consumers, [2, ROWS, TILE]."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([P.ROWS, S.TILE], dtype)
-    return gl.allocate_shared_memory(dtype, [2, P.ROWS, S.TILE], layout)
-
-
-@gluon.jit
 def make_numbers(P: gl.constexpr):
     """Allocate float32 [2, ROWS, 4], in which the two consumers exchange maxima, sums and factors of rows.
 

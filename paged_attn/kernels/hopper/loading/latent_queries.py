@@ -16,14 +16,6 @@ from ..shim import fence_async_shared, gl, gluon, reinterpret, thread_barrier
 from .ring import bytes_of_slot
 
 
-@gluon.jit
-def make_rest(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Allocate [CONSUMERS, COLUMNS, REST] for the queries' dims that are multiplied by the rest of the keys."""
-    SHAPE: gl.constexpr = [P.COLUMNS, S.REST]
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
-    return gl.allocate_shared_memory(dtype, [P.CONSUMERS, P.COLUMNS, S.REST], layout)
-
-
 @triton.constexpr_function
 def rows_brought(P):
     """Number of query rows that a consumer loads: its columns, or half of the rows that two consumers share."""
@@ -108,13 +100,6 @@ def take_parts(
 
 
 # ---- 64 rows of two consumers --------------------------------------------------------------------
-
-
-@gluon.jit
-def make_rest_of_rows(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Allocate [1, ROWS, REST] for the queries' dims that are multiplied by the rest; two consumers share the rows."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([P.ROWS, S.REST], dtype)
-    return gl.allocate_shared_memory(dtype, [1, P.ROWS, S.REST], layout)
 
 
 @gluon.jit

@@ -66,6 +66,13 @@ def make_slots(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, S
 
 
 @gluon.jit
+def make_matrices(dtype: gl.constexpr, NUMBER: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Allocate NUMBER matrices [ROWS, COLUMNS] in the layout of a product's operands."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], dtype)
+    return gl.allocate_shared_memory(dtype, [NUMBER, ROWS, COLUMNS], layout)
+
+
+@gluon.jit
 def address_of(slots, KIND: gl.constexpr, P: gl.constexpr):
     """Return the shared-memory address of slots.
 
