@@ -74,6 +74,15 @@ def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.const
 
 
 @gluon.jit
+def add_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Do `multiply_half_of_values`, wait for the product and release the tile; return (acc, turn of the next tile)."""
+    acc = multiply_half_of_values(rings, turn, acc, OF, NUMBER, S)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    release_tile(rings.key, turn, P)
+    return acc, advance(turn, P.KEY_STAGES)
+
+
+@gluon.jit
 def take_maxima(acc, row_max, sums, rings, NUMBER: gl.constexpr, P: gl.constexpr):
     """Wait for the other consumer's weights, and rescale acc and sums by thread to the other consumer's maxima.
 
@@ -123,10 +132,7 @@ def attend_in_turn(
         sums = sums * decay + added
         clear_dead(keys, before, tile, lo, end, context_len, ROWS_CLEARED_BY_EACH, S, P)
         put_weights(weights, row_max, rings, NUMBER)
-        acc = multiply_half_of_values(rings, before, acc, NUMBER, NUMBER, S)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        release_tile(keys, before, P)
-        before = advance(before, P.KEY_STAGES)
+        acc, before = add_half_of_values(rings, before, acc, NUMBER, NUMBER, S, P)
     for i in range(2 - NUMBER, count, 2):
         tile = item.end - 1 - i
         own = advance(before, P.KEY_STAGES)
@@ -149,16 +155,10 @@ def attend_in_turn(
         if i > 1:
             wait_read(NUMBER)
         put_weights(weights, row_max, rings, NUMBER)
-        acc = multiply_half_of_values(rings, own, acc, NUMBER, NUMBER, S)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        release_tile(keys, own, P)
-        before = advance(own, P.KEY_STAGES)
+        acc, before = add_half_of_values(rings, own, acc, NUMBER, NUMBER, S, P)
     if count % 2 == NUMBER:  # the last tile is the other consumer's
         acc, row_max, sums = take_maxima(acc, row_max, sums, rings, NUMBER, P)
-        acc = multiply_half_of_values(rings, before, acc, 1 - NUMBER, NUMBER, S)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        release_tile(keys, before, P)
-        before = advance(before, P.KEY_STAGES)
+        acc, before = add_half_of_values(rings, before, acc, 1 - NUMBER, NUMBER, S, P)
     meet_other()  # the other consumer has read the last maxima
     rings.extra.both.index(NUMBER).store(sums)
     meet_other()
