@@ -72,6 +72,14 @@ def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
+def hand_over(raw, raw_turn, ready, turn):
+    """Release a converted slot of ring `raw` to its loaders, and give consumers the slot of ring `ready`."""
+    release(raw.empty.index(raw_turn.stage))
+    fence_async_shared()
+    mbarrier.arrive(ready.full.index(turn.stage), count=1)
+
+
+@gluon.jit
 def convert_tile(raw, raw_turn, ready, turn, tile, lo, end, VALUES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Convert the next tile of ring `raw` into the next slot of ring `ready`; VALUES: a tile of values, not keys."""
     TURNED: gl.constexpr = P.CONVERT == TRANSPOSE
@@ -95,9 +103,7 @@ def convert_tile(raw, raw_turn, ready, turn, tile, lo, end, VALUES: gl.constexpr
                 widen(words, slot, first, lo, end, False, DIM, S, P)
         else:
             widen(words, slot, first, lo, end, False, DIM, S, P)
-    release(raw.empty.index(raw_turn.stage))
-    fence_async_shared()
-    mbarrier.arrive(ready.full.index(turn.stage), count=1)
+    hand_over(raw, raw_turn, ready, turn)
 
 
 @gluon.jit
@@ -155,9 +161,7 @@ def widen_slot(raw, raw_turn, ready, turn, DIMS: gl.constexpr, S: gl.constexpr, 
         lower, upper = widen_bytes(x, P.FP8)
         pairs = gl.join(lower, upper).reshape([ROWS, DIMS // 2])
         widened.slice(i * ROWS, ROWS, dim=0).store(pairs)
-    release(raw.empty.index(raw_turn.stage))
-    fence_async_shared()
-    mbarrier.arrive(ready.full.index(turn.stage), count=1)
+    hand_over(raw, raw_turn, ready, turn)
 
 
 @gluon.jit
