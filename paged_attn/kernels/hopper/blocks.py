@@ -22,7 +22,7 @@ from .consuming.consumer import consume, consume_items_ahead
 from .consuming.epilogue import dims_from
 from .consuming.fold import make_bank
 from .consuming.fp8 import make_ones
-from .layouts import lanes_layout
+from .layouts import lanes_layout, line_layout
 from .loading.convert import NONE, TRANSPOSE, convert_tiles
 from .loading.gates import KEYS, VALUES, WIDEN, make_gates, start_with
 from .loading.loader import begin_item, load_tile, load_tiles
@@ -250,7 +250,7 @@ def blocks_kernel(
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES
     if S.CLEAR:
-        dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), P)
+        dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=line_layout(P.ROWS // 16)), P)
         clear_padding(out, lse, batch, live, dim, S)
     start_with(gates, P)
     keys, values = Loader(key_box, new_key_box, raw.key, 0), Loader(value_box, new_value_box, raw.value, 0)

@@ -9,6 +9,12 @@ from .shim import gl
 
 
 @triton.constexpr_function
+def line_layout(warps):
+    """[N] in order: one element for each thread of `warps` warps, and then again from the first thread on."""
+    return gl.BlockedLayout([1], [32], [warps], [0])
+
+
+@triton.constexpr_function
 def lanes_layout(size, rows, alone=False):
     """[size] sequences in the warps of a consumer of `rows` rows.
 

@@ -14,7 +14,7 @@ from .args import Jobs, Loader, Results, Rings, Turn, Turns
 from .blocks import consume_items, hand_out_items, load_items, make_rings
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
-from .layouts import lanes_layout
+from .layouts import lanes_layout, line_layout
 from .loading.gates import KEYS, VALUES, make_gates, start_with
 from .loading.loader import begin_item, load_tiles
 from .loading.queries import bring_queries, load_queries, make_queries
@@ -160,7 +160,7 @@ def mixed_kernel(
     results = Results(lse, partial_of(behind, slots * S.LIVE), told_in(behind, slots, S), scales)
     jobs = Jobs(mail, counters, batch, mods)
     if S.CLEAR:
-        dim = gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+        dim = gl.arange(0, S.VALUE_PADDED, layout=line_layout(P.ROWS // 16))
         clear_padding(out, lse, batch, live, dim, S)
     start_with(gates, P, G)
     K: gl.constexpr = P.KEY_STAGES

@@ -31,7 +31,7 @@ from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
 from .consuming.fold import make_bank, tiles_of_item
 from .consuming.latent_rows import consume_latent_rows, make_numbers
-from .layouts import lanes_layout
+from .layouts import lanes_layout, line_layout
 from .loading.convert import widen_tiles
 from .loading.gates import start_together
 from .loading.latent_queries import find_addresses
@@ -196,7 +196,7 @@ def shares_kernel(
         page_starts,
     )  # fmt: skip
     if S.CLEAR:
-        dim = gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+        dim = gl.arange(0, S.VALUE_PADDED, layout=line_layout(P.ROWS // 16))
         clear_padding(out, lse, batch, tokens_of(batch), dim, S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS, S.REST is not None))
     if not S.BY_HEAD:

@@ -8,6 +8,7 @@ import triton
 
 from ..args import Gates, is_gated
 from ..asm.barriers import TAG, find_tag, init_at
+from ..layouts import line_layout
 from ..planning import operands
 from ..shim import gl, gluon, mbarrier, reinterpret, thread_barrier
 
@@ -68,7 +69,7 @@ def make_gates(P: gl.constexpr, G: gl.constexpr = None):
     """
     if is_gated(P):
         ROWS: gl.constexpr = gate_rows(P, G)
-        THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
+        THREADS: gl.constexpr = line_layout(P.ROWS // 16)
         barriers = gl.allocate_shared_memory(gl.int64, [ROWS + 1, DEPTH], mbarrier.MBarrierLayout())
         barriers.index(ROWS).store(gl.full([DEPTH], TAG, gl.int64, THREADS))
         at = find_tag(gl.to_tensor(TAG)) - (ROWS + 1) * DEPTH * 8 + 8  # the tag found is the last word
@@ -102,7 +103,7 @@ def start_with(gates, P: gl.constexpr, G: gl.constexpr = None):
     """Do `start_together`, and erase the tag of the gates."""
     start_together()
     if is_gated(P):  # all warps have found the tag; the next program on the multiprocessor must not find it
-        THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
+        THREADS: gl.constexpr = line_layout(P.ROWS // 16)
         gates.barriers.index(gate_rows(P, G)).store(gl.full([DEPTH], 0, gl.int64, THREADS))
 
 

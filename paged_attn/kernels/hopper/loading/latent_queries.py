@@ -11,7 +11,7 @@ from ...common.numerics import decode, normalize_by
 from ...common.output import addresses
 from ..args import Queries, Ring, slots_of_tile
 from ..asm.barriers import TAG, find_tags, meet_other
-from ..layouts import rows_layout, threads_layout
+from ..layouts import line_layout, rows_layout, threads_layout
 from ..shim import fence_async_shared, gl, gluon, reinterpret, thread_barrier
 from .ring import bytes_of_slot
 
@@ -141,7 +141,7 @@ def _tagged(slots, KIND: gl.constexpr, P: gl.constexpr):
     """Write tag KIND, from each warp, into the first 32 int64 words of slot 0; return these words."""
     WORDS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     words = reinterpret(slots.index(0), gl.int64, [bytes_of_slot(slots) // 8], WORDS).slice(0, 32, dim=0)
-    words.store(gl.full([32], TAG + 1 + KIND, gl.int64, gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])))
+    words.store(gl.full([32], TAG + 1 + KIND, gl.int64, line_layout(P.ROWS // 16)))
     return words
 
 
@@ -151,7 +151,7 @@ def find_addresses(keys, rests, queries, rest, S: gl.constexpr, P: gl.constexpr)
 
     The tags are erased, as in `ring.address_of`, because later programs on the multiprocessor must not find them.
     """
-    THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
+    THREADS: gl.constexpr = line_layout(P.ROWS // 16)
     nothing = gl.full([32], 0, gl.int64, THREADS)
     first, second = _tagged(keys.slots, 0, P), _tagged(queries.slots, 1, P)
     if S.REST > 0:

@@ -8,7 +8,7 @@ from ..args import Queries, QueryRows, Turn, dim_parts, has_latent_rows, query_p
 from ..asm.barriers import arrive_at, await_at
 from ..asm.conversions import e4m3_in_two
 from ..asm.instructions import bring_near
-from ..layouts import rows_layout
+from ..layouts import line_layout, rows_layout
 from ..shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 from .gates import QUERIES, gate
 from .ring import address_of, as_words, wait_released
@@ -85,7 +85,7 @@ def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
     programs = gl.num_programs(0)
     if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
         if num_tokens <= WARPS * programs:
-            thread = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+            thread = gl.arange(0, 32 * WARPS, layout=line_layout(WARPS))
             token = gl.program_id(0) + thread // 32 * programs
             if query.WIDE is not None:
                 token = token.to(gl.int64)

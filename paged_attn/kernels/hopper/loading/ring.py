@@ -6,6 +6,7 @@ import triton
 
 from ..args import Ring, Turn, dim_parts, is_gated
 from ..asm.barriers import TAG, arrive_at, await_at, find_tag
+from ..layouts import line_layout
 from ..shim import async_copy, gl, gluon, mbarrier, reinterpret, thread_barrier
 from .gates import DEPTH, KEYS, gate
 
@@ -82,7 +83,7 @@ def address_of(slots, KIND: gl.constexpr, P: gl.constexpr):
     multiprocessor could find it.
     """
     WORDS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
+    THREADS: gl.constexpr = line_layout(P.ROWS // 16)
     OWN_TAG: gl.constexpr = TAG + 1 + KIND
     words = reinterpret(slots.index(0), gl.int64, [slots.shape[1] * slots.shape[2] * slots.shape[3] // 4], WORDS)
     words = words.slice(0, 32, dim=0)

@@ -15,6 +15,7 @@ from ...common.bounds import visible_range
 from ...common.schedule import first_tile, work
 from ..args import Item
 from ..asm.instructions import bring_line
+from ..layouts import line_layout
 from ..planning import coverage
 from ..shim import gl, gluon
 from .lists import count_pieces, first_of_many, may_share, of_few, part_of, share_begin, share_with
@@ -49,7 +50,7 @@ class Taken(NamedTuple):
 @gluon.jit
 def bring_lengths(batch, P: gl.constexpr):
     """Let the L2 fetch lengths of sequences, one for each thread, while barriers are made."""
-    thread = gl.arange(0, 2 * P.ROWS, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+    thread = gl.arange(0, 2 * P.ROWS, layout=line_layout(P.ROWS // 16))
     there = thread < batch.num_seqs
     bring_line((batch.seq_lens + thread).to(gl.int64), there)
     if batch.query_starts is not None:  # sequences may have several queries
@@ -81,7 +82,7 @@ def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
     found = Cursor(batch.num_seqs, 0, 0, 0)
     searching = cursor.seq < batch.num_seqs
     while searching:
-        at = cursor.seq + gl.arange(0, SEQS_PER_LOOK, layout=gl.BlockedLayout([1], [32], [1], [0]))
+        at = cursor.seq + gl.arange(0, SEQS_PER_LOOK, layout=line_layout(1))
         blocks, tiles = work(batch, at, at < batch.num_seqs, mods, S)
         pieces = count_pieces(tiles, lists.size, S)
         ends_blocks = cursor.blocks + gl.associative_scan(blocks, 0, _add)

@@ -3,6 +3,7 @@
 from ...common.records import Block
 from ..args import Item, Mail, is_shared
 from ..asm.barriers import after_warp, arrive_at, await_at
+from ..layouts import line_layout
 from ..loading.gates import MAIL, gate
 from ..loading.ring import make_barriers
 from ..shim import gl, gluon, mbarrier
@@ -31,13 +32,13 @@ def no_item(like):
 
 @gluon.jit
 def _put(mail, at, FIELD: gl.constexpr, value):
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    layout: gl.constexpr = line_layout(1)
     mail.letters.index(at * FIELDS + FIELD).store(gl.full([1], 0, gl.int32, layout) + value)
 
 
 @gluon.jit
 def _get(mail, at, FIELD: gl.constexpr, WARPS: gl.constexpr):
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    layout: gl.constexpr = line_layout(WARPS)
     return gl.max(mail.letters.index(at * FIELDS + FIELD).load(layout), axis=0)
 
 

@@ -9,7 +9,7 @@ from ...common.head_programs import heads_at_once, programs_by_work, seqs_at_onc
 from ...common.schedule import first_tile, pieces_of, place_of, share_of, slot_of, slots_between
 from ..args import Item, has_latent_rows
 from ..asm.instructions import bring_line
-from ..layouts import heads_layout
+from ..layouts import heads_layout, line_layout
 from ..shim import gl, gluon
 from .items import bring_lengths
 
@@ -115,7 +115,7 @@ MAX_UNITS_OF_A_WARP = gl.constexpr(128)
 def bring_heads(batch, mods, S: gl.constexpr, P: gl.constexpr):
     """Let the L2 fetch the lengths and windows that `share_of_heads` reads, while barriers are made."""
     bring_lengths(batch, P)
-    head = gl.arange(0, 2 * P.ROWS, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+    head = gl.arange(0, 2 * P.ROWS, layout=line_layout(P.ROWS // 16))
     stride = 2 if mods.head_windows_stride is None else mods.head_windows_stride
     bring_line((mods.head_windows + head.to(gl.int64) * stride).to(gl.int64), head < S.KV_HEADS * S.GROUP)
 
