@@ -292,7 +292,6 @@ class Walk(NamedTuple):
     seq: Any  # sequence that holds the unit, or an earlier one
     before: Any  # number of units of the sequences before seq
     kv_head: Any
-    ahead: Any = None  # with Shape.BY_HEAD: number of programs of the KV heads before kv_head
 
 
 class RowTile(NamedTuple):

@@ -81,13 +81,13 @@ def room_of(batch, share, walk, mods, S: tl.constexpr):
 @triton.jit
 def next_seq(walk, seq, before):
     """Return the walk at `seq`, the sequence behind walk.seq; before: number of units of the sequences before `seq`."""
-    return Walk(walk.unit, seq, before, walk.kv_head, walk.ahead)
+    return Walk(walk.unit, seq, before, walk.kv_head)
 
 
 @triton.jit
 def next_unit(walk, unit):
     """Return the walk at `unit`, the unit behind the item that begins at walk.unit."""
-    return Walk(unit, walk.seq, walk.before, walk.kv_head, walk.ahead)
+    return Walk(unit, walk.seq, walk.before, walk.kv_head)
 
 
 @triton.jit

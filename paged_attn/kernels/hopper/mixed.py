@@ -64,7 +64,7 @@ def hand_out_share(loader, query_box, queries, jobs, STAGES: gl.constexpr, S: gl
     if not S.BY_HEAD:
         num_shares = gl.num_programs(0) // S.KV_HEADS
     share, seq, before = find_share(batch, first, index, num_shares, lane, mods, ONE, kv_head)
-    walk = Walk(share.begin, seq, before, kv_head, ahead)
+    walk = Walk(share.begin, seq, before, kv_head)
     turn = Turn(0, 0)
     number = batch.num_seqs * 0
     done = number
@@ -74,7 +74,7 @@ def hand_out_share(loader, query_box, queries, jobs, STAGES: gl.constexpr, S: gl
         if walk.unit >= seq_end:
             walk = next_seq(walk, walk.seq + 1, seq_end)
         else:
-            item, count = item_at(batch, share, walk, blocks, tiles, mods, S, P)
+            item, count = item_at(batch, share, walk, ahead, blocks, tiles, mods, S, P)
             publish(mail, number, item)
             number += 1
             if item.begin < item.end:

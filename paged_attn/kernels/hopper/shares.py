@@ -49,7 +49,7 @@ from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
 
 @gluon.jit
 def load_share(
-    loader, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    loader, batch, share, walk, ahead, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     BOTH: gl.constexpr = False, values=None, FROM: gl.constexpr = 0, OF_VALUES: gl.constexpr = False,
 ):  # fmt: skip
     """Run one loader warp: load the tiles of a share into a ring, each item's last tile first.
@@ -65,7 +65,7 @@ def load_share(
         if at.unit >= seq_end:
             at = next_seq(at, at.seq + 1, seq_end)
         else:
-            item, count = item_at(batch, share, at, blocks, tiles, mods, S, P)
+            item, count = item_at(batch, share, at, ahead, blocks, tiles, mods, S, P)
             block, table, head, lo = begin_item(batch, item, mods, S, P)
             begin, end = tiles_of_item(item, mods, S)
             if BOTH:
@@ -81,19 +81,21 @@ def load_share(
 
 
 @gluon.jit
-def load_values_of_share(loader, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def load_values_of_share(
+    loader, batch, share, walk, ahead, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
     """Run one loader warp: load the values of a share.
 
     Latents have no values of their own: then the warp loads the key dims behind the values, if there are any.
     """
     FROM: gl.constexpr = 0 if S.REST is None else S.VALUE_DIM
     if S.REST != 0:
-        load_share(loader, batch, share, walk, mods, STAGES, S, P, False, None, FROM, True)
+        load_share(loader, batch, share, walk, ahead, mods, STAGES, S, P, False, None, FROM, True)
 
 
 @gluon.jit
 def consume_share(
-    out, results, query, rings, batch, share, walk, mods, NUMBER: gl.constexpr, S: gl.constexpr,
+    out, results, query, rings, batch, share, walk, ahead, mods, NUMBER: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
     """Run consumer NUMBER: compute and store all blocks, and pieces of blocks, of a share."""
@@ -107,7 +109,7 @@ def consume_share(
         if at.unit >= seq_end:
             at = next_seq(at, at.seq + 1, seq_end)
         else:
-            item, count = item_at(batch, share, at, blocks, tiles, mods, S, P)
+            item, count = item_at(batch, share, at, ahead, blocks, tiles, mods, S, P)
             if S.PIECE is not None:
                 if item.begin < item.end:
                     turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
@@ -126,7 +128,7 @@ def consume_share(
 
 
 @gluon.jit
-def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.constexpr):
+def convert_share(raw, rings, batch, share, walk, ahead, mods, S: gl.constexpr, P: gl.constexpr):
     """Run the converter warpgroup: widen a share's latents from fp8 or int8 between loaders and consumers."""
     raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     turns = raw_turns
@@ -137,20 +139,32 @@ def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.c
         if at.unit >= seq_end:
             at = next_seq(at, at.seq + 1, seq_end)
         else:
-            item, count = item_at(batch, share, at, blocks, tiles, mods, S, P)
+            item, count = item_at(batch, share, at, ahead, blocks, tiles, mods, S, P)
             raw_turns, turns = widen_tiles(raw, raw_turns, rings, turns, item.end - item.begin, S, P)
             at = next_unit(at, at.unit + count)
 
 
 @gluon.jit
 def beside_first(
-    out, results, query, raw, rings, batch, share, walk, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+    out,
+    results,
+    query,
+    raw,
+    rings,
+    batch,
+    share,
+    walk,
+    ahead,
+    mods,
+    NUMBER: gl.constexpr,
+    S: gl.constexpr,
+    P: gl.constexpr,
 ):
     """Run a warpgroup beside consumer 0: consumer NUMBER or, if NUMBER is the number of consumers, the converter."""
     if NUMBER < P.CONSUMERS:
-        consume_share(out, results, query, rings, batch, share, walk, mods, NUMBER, S, P)
+        consume_share(out, results, query, rings, batch, share, walk, ahead, mods, NUMBER, S, P)
     else:
-        convert_share(raw, rings, batch, share, walk, mods, S, P)
+        convert_share(raw, rings, batch, share, walk, ahead, mods, S, P)
 
 
 # ---- the kernel ----------------------------------------------------------------------------------
@@ -261,7 +275,7 @@ def shares_kernel(
         raw_keys, raw_values = keys, values
     raw = Rings(raw_keys, raw_values, queries, queries.slots, queries.slots)
     share, seq, before = find_share(batch, first, index, num_shares, lane, mods, S, kv_head)
-    walk = Walk(share.begin, seq, before, kv_head, ahead)
+    walk = Walk(share.begin, seq, before, kv_head)
     results = Results(lse, partial_of(scratch, slots * S.LIVE), told_in(scratch, slots, S), scales)
     start_together()
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT else P.KEY_STAGES
@@ -273,34 +287,34 @@ def shares_kernel(
     BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != 0)  # warpgroups beside the first consumer
     if BESIDE == 2:
         gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-            (beside_first, (out, results, query, raw, rings, batch, share, walk, mods, 1, S, P)),
-            (beside_first, (out, results, query, raw, rings, batch, share, walk, mods, 2, S, P)),
-            (load_share, (load_keys, batch, share, walk, mods, K, S, P)),
-            (load_values_of_share, (load_values, batch, share, walk, mods, V, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, ahead, mods, 0, S, P)),
+            (beside_first, (out, results, query, raw, rings, batch, share, walk, ahead, mods, 1, S, P)),
+            (beside_first, (out, results, query, raw, rings, batch, share, walk, ahead, mods, 2, S, P)),
+            (load_share, (load_keys, batch, share, walk, ahead, mods, K, S, P)),
+            (load_values_of_share, (load_values, batch, share, walk, ahead, mods, V, S, P)),
         ], [4, 4, 1, 1], registers_of(P, LOADERS))  # fmt: skip
     elif BESIDE == 1 and LOADERS == 2:
         gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-            (beside_first, (out, results, query, raw, rings, batch, share, walk, mods, 1, S, P)),
-            (load_share, (load_keys, batch, share, walk, mods, K, S, P)),
-            (load_values_of_share, (load_values, batch, share, walk, mods, V, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, ahead, mods, 0, S, P)),
+            (beside_first, (out, results, query, raw, rings, batch, share, walk, ahead, mods, 1, S, P)),
+            (load_share, (load_keys, batch, share, walk, ahead, mods, K, S, P)),
+            (load_values_of_share, (load_values, batch, share, walk, ahead, mods, V, S, P)),
         ], [4, 1, 1], registers_of(P, LOADERS))  # fmt: skip
     elif BESIDE == 1:
         gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-            (beside_first, (out, results, query, raw, rings, batch, share, walk, mods, 1, S, P)),
-            (load_share, (load_keys, batch, share, walk, mods, K, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, ahead, mods, 0, S, P)),
+            (beside_first, (out, results, query, raw, rings, batch, share, walk, ahead, mods, 1, S, P)),
+            (load_share, (load_keys, batch, share, walk, ahead, mods, K, S, P)),
         ], [4, 1], registers_of(P, LOADERS))  # fmt: skip
     elif LOADERS == 2:
         gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-            (load_share, (load_keys, batch, share, walk, mods, K, S, P)),
-            (load_values_of_share, (load_values, batch, share, walk, mods, V, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, ahead, mods, 0, S, P)),
+            (load_share, (load_keys, batch, share, walk, ahead, mods, K, S, P)),
+            (load_values_of_share, (load_values, batch, share, walk, ahead, mods, V, S, P)),
         ], [1, 1], registers_of(P, LOADERS))  # fmt: skip
     else:
         gl.static_assert(not BOTH or K == V or V == 0)
         gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-            (load_share, (load_keys, batch, share, walk, mods, K, S, P, BOTH, load_values)),
+            (consume_share, (out, results, query, rings, batch, share, walk, ahead, mods, 0, S, P)),
+            (load_share, (load_keys, batch, share, walk, ahead, mods, K, S, P, BOTH, load_values)),
         ], [1], registers_of(P, LOADERS))  # fmt: skip

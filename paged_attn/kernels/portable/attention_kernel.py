@@ -134,7 +134,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S, kv_head)
     states = all_shares * batch.slots * S.KV_HEADS * S.LIVE
     partial, cuts = partial_of(scratch, states), cuts_of(scratch, states, S)
-    walk = Walk(share.begin, seq, before, kv_head, ahead)
+    walk = Walk(share.begin, seq, before, kv_head)
     while walk.unit < share.end:
         blocks, tiles = room_of(batch, share, walk, mods, S)
         seq_end = walk.before + blocks * tiles

@@ -15,22 +15,24 @@ from .items import bring_lengths
 
 
 @gluon.jit
-def item_at(batch, share, walk, blocks, tiles, mods, S: gl.constexpr, P: gl.constexpr):
+def item_at(batch, share, walk, ahead, blocks, tiles, mods, S: gl.constexpr, P: gl.constexpr):
     """(item that begins at walk.unit, number of its units); walk.seq has `blocks` blocks of `tiles` units each.
+
+    ahead: with Shape.BY_HEAD, number of programs of the KV heads before walk.kv_head; otherwise None.
 
     With latent rows, a sequence may have several blocks, and later ones may see more keys.  Then early and late blocks
     alternate along the line, so that all shares have about equally much work.
     """
     if S.PIECE is None:
         return piece_at(
-            batch, share, walk, tiles, mods, S, blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
+            batch, share, walk, ahead, tiles, mods, S, blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
         )
     else:
-        return fixed_pieces_at(batch, share, walk, tiles, mods, S)
+        return fixed_pieces_at(batch, share, walk, ahead, tiles, mods, S)
 
 
 @gluon.jit
-def piece_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
+def piece_at(batch, share, walk, ahead, tiles, mods, S: gl.constexpr, blocks=None):
     """Do `item_at` without fixed pieces: the share's part of a block is one piece.
 
     blocks: number of the sequence's blocks, if early and late blocks alternate; otherwise None.
@@ -50,16 +52,16 @@ def piece_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
     end = gl.maximum(begin, gl.minimum(tiles_before(span.hi, context_len, S), from_tile + count))
     first_share = share_of(walk.unit - tile, share)
     pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1
-    counter = place_of(first_share, walk.kv_head, walk.ahead, S)
+    counter = place_of(first_share, walk.kv_head, ahead, S)
     # every share has two slots: 0 for a piece that continues a block, 1 for a piece that begins one
-    first_row = slot_of(first_share, 2, 1, walk.kv_head, walk.ahead, S) * S.ROWS
-    row = slot_of(share.index, 2, gl.where(tile == 0, 1, 0), walk.kv_head, walk.ahead, S) * S.ROWS
+    first_row = slot_of(first_share, 2, 1, walk.kv_head, ahead, S) * S.ROWS
+    row = slot_of(share.index, 2, gl.where(tile == 0, 1, 0), walk.kv_head, ahead, S) * S.ROWS
     item = Item(block, begin, end, gl.where(tile == 0, 1, 0), pieces, pieces, first_row, row, counter)
     return item, count
 
 
 @gluon.jit
-def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
+def fixed_pieces_at(batch, share, walk, ahead, tiles, mods, S: gl.constexpr):
     """Do `item_at` with pieces of a fixed size: a share has the pieces that begin in the share, maybe none.
 
     The item's `pieces` is 1 if the share has all pieces of the block.
@@ -82,10 +84,10 @@ def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
     second = unit + (first_piece + 1) * PIECE - from_tile  # unit at which the second piece begins
     holders = holders_of(share, first_share, second, pieces, PIECE)
     # states lie in reverse order: the last piece's state comes first
-    first_row = slot_of(first_share, room, 0, walk.kv_head, walk.ahead, S) * S.LIVE
-    STEP: gl.constexpr = slots_between(S.KV_HEADS, walk.ahead is None)
+    first_row = slot_of(first_share, room, 0, walk.kv_head, ahead, S) * S.LIVE
+    STEP: gl.constexpr = slots_between(S.KV_HEADS, ahead is None)
     row = first_row + (first_piece + pieces - end) * (STEP * S.LIVE)
-    counter = place_of(first_share, walk.kv_head, walk.ahead, S)
+    counter = place_of(first_share, walk.kv_head, ahead, S)
     item = Item(block, begin * PIECE, end * PIECE, 1, gl.where(whole, 1, pieces), holders, first_row, row, counter)
     return item, count
 
