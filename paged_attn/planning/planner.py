@@ -27,7 +27,9 @@ def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
             if not found.uncovered(problem):
                 return problem, found.copies(problem)
             copies = found.copies(problem)
-            if copies is not None and not found.uncovered(whole := over(problem, copies)):
+            if copies is None or copies.shortest > (1 if problem.only is None else 2):  # other queries read the cache
+                continue
+            if not found.uncovered(whole := over(problem, copies)):
                 return whole, copies
     return problem, None
 

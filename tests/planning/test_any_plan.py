@@ -18,7 +18,7 @@ from paged_attn.records.copies import PAGE
 from paged_attn.records.formats import is_scaled
 from paged_attn.records.plan import UNBOUNDED, Launch
 from paged_attn.records.problem import Problem
-from tests.kernels.hopper.planned import H200
+from tests.kernels.hopper.planned import H200, MIXED
 from tests.support.cases import E4M3
 from tests.support.random_calls import SIZES, drawn
 
@@ -121,6 +121,22 @@ def test_any_call_is_served_once_by_kernels_that_can(seed: int) -> None:
         if wrong:
             found[problem] = wrong
     assert not found, f"{len(found)}, among them {next(iter(found.items()))}"
+
+
+@pytest.mark.parametrize("slot_scales", [True, False])
+@pytest.mark.parametrize("changes", [dict(page_size=4), dict(rows_per_page=0)], ids=str)
+def test_copies_of_long_queries_alone_serve_no_short_ones(changes: dict[str, Any], slot_scales: bool) -> None:
+    """Decodes beside them would read their caches in boxes, which these calls have not."""
+    problem = MIXED._replace(cache=torch.int8, compute=torch.float16, slot_scales=slot_scales)
+    made = planner.plan(problem)
+    assert made.copies is not None
+    assert made.copies.shortest > 1
+    for asked in (problem._replace(**changes), problem._replace(only="decode", **changes)):
+        assert planner.plan(asked).copies is None
+        assert {x.dialect for x in planner.plan(asked).launches} == {"portable"}
+    prefills = problem._replace(only="prefill", **changes)
+    copies = planner.plan(prefills).copies
+    assert copies is None or copies.shortest <= 2
 
 
 def test_a_plan_that_is_wrong_is_complained_about() -> None:
