@@ -151,8 +151,8 @@ def _start(device: Device, local: bool, other_assembler: bool) -> None:
 def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[str, Compiled]:
     """Compile the kernels of a batch, and of the launches `writes`, which write keys and values into the cache.
 
-    With any writes, the kernels of whole pages are compiled, too, if the model has `pages=True`.  A model whose new keys
-    are fp8 has neither writes nor whole pages here.
+    With any writes, the kernels of whole pages are compiled, too, if the model has `pages=True`.  A model whose new
+    keys are fp8 has neither writes nor whole pages here.
     """
     from ..api import paged_attention
 
