@@ -102,6 +102,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["add.s16x2"] = each<[](u32 a, u32 b) { return ((a + b) & 0xffff) | ((a & 0xffff0000) + (b & 0xffff0000)); }, u32, u32, u32>;
     t["sub.f16x2"] = each<[](u32 a, u32 b) { return float_to_half(HALF[a & 0xffff] - HALF[b & 0xffff]) | u32(float_to_half(HALF[a >> 16] - HALF[b >> 16])) << 16; }, u32, u32, u32>;
     t["sub.bf16x2"] = each<[](u32 a, u32 b) { return float_to_bf16(bf16_to_float(a & 0xffff) - bf16_to_float(b & 0xffff)) | u32(float_to_bf16(bf16_to_float(a >> 16) - bf16_to_float(b >> 16))) << 16; }, u32, u32, u32>;
+    t["mul.f16"] = each<[](u16 a, u16 b) { return float_to_half(HALF[a] * HALF[b]); }, u16, u16, u16>;
     t["mul.f16x2"] = each<[](u32 a, u32 b) { return float_to_half(HALF[a & 0xffff] * HALF[b & 0xffff]) | u32(float_to_half(HALF[a >> 16] * HALF[b >> 16])) << 16; }, u32, u32, u32>;
     t["mul.hi.s16"] = each<[](s16 a, s16 b) { return s16(s32(a) * b >> 16); }, s16, s16, s16>;
     t["bfe.u32"] = each<field<u32>, u32, u32, u32, u32>;

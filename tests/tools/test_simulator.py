@@ -39,6 +39,15 @@ def test_numbers_are_rounded_to_16_bits_as_torch_does(name: str) -> None:
     np.testing.assert_array_equal(got, pairs)
 
 
+def test_products_of_halves_are_rounded_as_numpy_does() -> None:
+    with np.errstate(all="ignore"):
+        x = NUMBERS.astype(np.float16)
+        for by in (1 / 16, -3.0):
+            text = f"{{ .reg .b16 x, y; cvt.u16.u32 x, $1; mov.b16 y, {np.float16(by).view(np.uint16)}; mul.f16 x, x, y;"
+            found = words(text + " cvt.u32.u16 $0, x; }", x.view(np.uint16).astype(np.uint32))
+            np.testing.assert_array_equal(found.astype(np.uint16).view(np.float16), x * np.float16(by))
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("e4m3", E4M3), ("e5m2", E5M2)])
 def test_numbers_are_rounded_to_8_bits_as_torch_does_but_for_the_largest(name: str, dtype: torch.dtype) -> None:
     """Which saturate."""

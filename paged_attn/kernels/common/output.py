@@ -39,7 +39,7 @@ def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
     """Load a Query of rows [R, D] in the compute type; PARTS: number of parts of the keys."""
     ptr, inside = addresses(rows, dim, query, S.HEAD_DIM, S)
     x = tl.load(ptr, mask=inside, other=0)
-    if x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE:
+    if S.NORMALIZED or (x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE):
         x, unit = normalize(decode(x, query.FP8, tl.float32, S.NATIVE_FP8))
         return Query(in_parts(x.to(S.COMPUTE), PARTS), unit)
     else:

@@ -35,7 +35,7 @@ class Pipe(NamedTuple):
     COLUMNS: int = 0  # few query rows of a consumer, as columns of products; 0: query rows are rows of products
     PREFETCH: bool = False  # boxes from outside the caches let TMA fetch descriptors while the schedule is computed
     PACKED: bool = False  # the cache is x-packed (packed.py)
-    FP8: int = 0  # format of an fp8 or int8 cache (`formats.MANTISSA`); 0: a cache of 16 bits
+    FP8: int = 0  # format of a cache of bytes (records/formats.MANTISSA); 0: a cache of 16 bits
     CONVERT: int = 0  # what the converter warpgroup does to tiles (convert.py); 0: there is no converter
     CONVERT_REGISTERS: int = 56  # registers of each thread of the converter
     RAW_STAGES: int = 0  # slots of a ring from which the converter reads; rest of latents: `raw_slots_of_rest`
@@ -101,6 +101,18 @@ def rows_of_consumer(P):
 
 
 @triton.constexpr_function
+def is_int4(P):
+    """Whether an element of the cache is a byte of two int4, beside a scale and a zero point for each slot."""
+    return P.FP8 == 4
+
+
+@triton.constexpr_function
+def dims_of_element(fp8):
+    """Dims of a head in one element of the cache; fp8: Pipe.FP8, because Triton passes records as plain tuples."""
+    return 2 if fp8 == 4 else 1
+
+
+@triton.constexpr_function
 def has_latent_rows(S, P):
     """Whether two consumers share rows of latents: the two take tiles in turn, and each has half of the value dims."""
     return S.REST is not None and P.COLUMNS == 0
@@ -132,7 +144,8 @@ class Ring(NamedTuple):
     full_at: Any  # shared-memory address of the first full mbarrier, if warps wait by themselves; otherwise never used
     empty_at: Any
     at: Any  # shared-memory address of the first slot, if assembly multiplies the slots; otherwise never used
-    scales: Any  # with SLOT_SCALES float32 [STAGES, TILE] for keys, [2 * STAGES, TILE] for values; otherwise never used
+    # with SLOT_SCALES float32 [kinds * STAGES, TILE] (slot_scales.py); otherwise never used
+    scales: Any
 
 
 class Loader(NamedTuple):

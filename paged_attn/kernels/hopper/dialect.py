@@ -10,7 +10,7 @@ from ...launching import triton_trial, triton_version
 from ...launching.launch import Step
 from ...launching.locks import FIRST
 from ...launching.platform import Device
-from ...records.formats import MANTISSA
+from ...records.formats import INT4, MANTISSA
 from ...records.layout import Call
 from ...records.plan import Launch, some
 from ..portable.dialect import size_of, words_of_pieces
@@ -117,7 +117,7 @@ def tiles_of(launch: Launch) -> str:
         rings += f" beside {pipe.VALUE_STAGES} of the {launch.shape.REST} dims behind these" * (launch.shape.REST > 0)
     elif pipe.VALUE_STAGES == 0:
         rings = f"a ring of {pipe.KEY_STAGES} slots that tiles of keys and of values take in turn"
-    form = "int8" if MANTISSA[torch.int8] == pipe.FP8 else "fp8"
+    form = {MANTISSA[torch.int8]: "int8", MANTISSA[INT4]: "int4"}.get(pipe.FP8, "fp8")
     if pipe.CONVERT:
         rings += f" behind {pipe.RAW_STAGES} of {form}, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
         rings += " by coarse weights (no log-sum-exps)" * pipe.COARSE

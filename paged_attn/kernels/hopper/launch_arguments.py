@@ -13,7 +13,7 @@ from ...records.formats import MANTISSA
 from ...records.layout import ROOM
 from ...records.plan import Launch
 from ..common.records import KV, Rows, Shape
-from .args import Pipe, dim_parts
+from .args import Pipe, dim_parts, dims_of_element
 from .blocks import blocks_kernel
 from .mixed import mixed_kernel
 from .planning.coverage import need_of
@@ -31,7 +31,8 @@ def _boxes(launch: Launch, call: Any) -> list[Any]:
     if shape.REST is not None:
         return _latent_boxes(launch, call)
     widths = (shape.HEAD_DIM, shape.DIM), (shape.VALUE_DIM, shape.VALUE_PADDED)
-    boxes: list[Any] = [cache_box(kv, *width, shape, pipe) for kv, width in zip(call.cache, widths)]
+    dims = int(dims_of_element(pipe.FP8))
+    boxes: list[Any] = [cache_box(kv, *(x // dims for x in width), shape, pipe) for kv, width in zip(call.cache, widths)]
     boxes += [new_box(kv, *width, shape, pipe) for kv, width in zip(call.new or (None, None), widths)]
     if not pipe.SHARES or pipe.BESIDE:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
@@ -90,6 +91,7 @@ _GLUON = {
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.float8_e5m2: gl.float8e5,
     torch.int8: gl.int8,
+    torch.uint8: gl.uint8,
 }
 _FP8 = {0: None} | {bits: dtype for dtype, bits in MANTISSA.items()}
 
@@ -132,8 +134,9 @@ def _box_dims(padded: int) -> int:
 def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """Descriptor of a cache as [rows, heads, dim]: rows are a slot's stride apart, and pages ROWS_PER_PAGE rows apart.
 
-    dim: dims of each key or value; boxes have `padded` dims, or parts of these (`_box_dims`).  PAIRED: the descriptor
-    has half as many heads of twice the dims.  x-packed caches have other axes (`_packed_box`, `_core_box`).
+    dim: elements of each key or value, two dims each of int4; boxes have `padded` elements, or parts of these
+    (`_box_dims`).  PAIRED: the descriptor has half as many heads of twice the dims.  x-packed caches have other axes
+    (`_packed_box`, `_core_box`).
     """
     if pipe.PACKED:
         return (_packed_box if pipe.SHARES else _core_box)(kv, dim, padded, shape, pipe)

@@ -70,17 +70,20 @@ def threads_layout(rows):
 
 @triton.constexpr_function
 def key_words_layout(rows, columns):
-    """[keys, words] of 32-bit words: of every 16 words of a key, a thread of the fragment has four neighbours."""
-    more = [[0, 1 << i] for i in range(4, columns.bit_length() - 1)] + [
-        [1 << i, 0] for i in range(6, rows.bit_length() - 1)
-    ]
-    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout([[0, 1], [0, 2], [8, 0], *more], lanes, [[16, 0], [32, 0]], [], [rows, columns])
+    """[keys, words] of 32-bit words: of every 16 words of a key, a thread of the fragment has four neighbours.
+
+    With only eight words of a key (int4 of 64 dims), each thread has two.
+    """
+    own = [[0, 1 << i] for i in range(2 if columns > 8 else 1)]
+    across = [[0, 1 << i] for i in range(len(own), columns.bit_length() - 1)]
+    more = across[2:] + [[1 << i, 0] for i in range(6, rows.bit_length() - 1)]
+    lanes = [*across[:2], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([*own, [8, 0], *more], lanes, [[16, 0], [32, 0]], [], [rows, columns])
 
 
 @triton.constexpr_function
 def value_words_layout(rows, columns):
-    """[keys, words] of words of 32 bits, or 16 bits for 64 dims: a thread has the keys of its left operand fragment.
+    """[keys, words] of words of four dims, or of two with 64 dims: each thread has the keys of its operand fragment.
 
     The left operand is [dims, keys], and the product sums over the keys.
     """

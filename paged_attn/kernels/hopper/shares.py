@@ -21,6 +21,7 @@ from .args import (
     Rings,
     Turn,
     Turns,
+    dims_of_element,
     has_latent_rows,
     in_one_ring,
     raw_slots_of_rest,
@@ -233,16 +234,17 @@ def shares_kernel(
         raw_values = make_ring(key_box.dtype, S.TILE, S.REST, RESTS, 1, WARPGROUP) if S.REST > 0 else raw_keys
     else:
         FILLERS: gl.constexpr = P.LOADERS + P.SLOT_SCALES
-        keys = make_ring(key_box.dtype, S.TILE, DIMS, P.KEY_STAGES, FILLERS, READERS)
+        TOGETHER: gl.constexpr = dims_of_element(P.FP8)
+        keys = make_ring(key_box.dtype, S.TILE, DIMS // TOGETHER, P.KEY_STAGES, FILLERS, READERS)
         if in_one_ring(S, P) or S.REST == 0:
             values = keys
         elif S.REST is not None:
             ONCE: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # as REST_READERS
             values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, P.LOADERS, ONCE)
         else:
-            values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, FILLERS, READERS)
+            values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED // TOGETHER, P.VALUE_STAGES, FILLERS, READERS)
         if P.SLOT_SCALES:
-            keys, values = beside_scales(keys, P.KEY_STAGES, S), beside_scales(values, 2 * P.VALUE_STAGES, S)
+            keys, values = beside_scales(keys, False, S, P), beside_scales(values, True, S, P)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, 0, S, P)
     if S.REST is not None:

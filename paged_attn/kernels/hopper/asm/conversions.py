@@ -152,8 +152,6 @@ _INT8_APART = gl.constexpr(
     + _from_int8("x", "a", "b")
     + " mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }"
 )
-_HALVES_4 = gl.constexpr((gl.float16,) * 4)
-_HALVES_8 = gl.constexpr((gl.float16,) * 8)
 
 
 def _pairs_apart(words: str) -> str:
@@ -180,6 +178,66 @@ _INT8_PAIRS_APART = gl.constexpr(
 )
 
 
+_HALVES_2 = gl.constexpr((gl.float16,) * 2)
+_HALVES_4 = gl.constexpr((gl.float16,) * 4)
+_HALVES_8 = gl.constexpr((gl.float16,) * 8)
+
+
+# ---- int4 to float16 -----------------------------------------------------------------------------
+#
+# Bits 0 to 3 of a float16 alone are a subnormal number: n * 2^-24.  Bits 4 to 7 alone are n * 2^-20.  So one AND makes
+# two numbers, and a shift by 8 brings the other two of a word's half to these places.
+
+INT4_UNIT = gl.constexpr(2.0**-24)  # what 1 of an even dim becomes; of an odd dim 16 times as much
+
+
+def _int4_pairs(word: str, pairs: str) -> str:
+    """PTX: of the halves of a word, each of four int4, the first numbers, the second numbers, ... as float16 words."""
+    numbers = "".join(
+        f" and.b32 {pair}, {(word, 'high')[i // 2]}, {('0x000f000f', '0x00f000f0')[i % 2]};"
+        for i, pair in enumerate(pairs.split())
+    )
+    return f" shr.u32 high, {word}, 8;{numbers}"
+
+
+_INT4_KEYS = gl.constexpr(
+    "{ .reg .b32 x, high, a, b, c, d; mov.b32 x, $8;"
+    + _int4_pairs("x", "a b c d")
+    + " mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; mov.b32 {$4, $5}, c; mov.b32 {$6, $7}, d; }"
+)
+_INT4_VALUES = gl.constexpr("{ .reg .b32 x, high; mov.b32 x, $4;" + _int4_pairs("x", "$0 $1 $2 $3") + " }")
+_INT4_BYTES = gl.constexpr("{ .reg .b32 x; mov.b32 x, $2; and.b32 $0, x, 0x000f000f; and.b32 $1, x, 0x00f000f0; }")
+
+
+@gluon.jit
+def widen_int4_apart(x):
+    """Widen words of eight int4 to eight float16 tensors of stored numbers: number 0, 4, 1, 5, 2, 6, 3, 7.
+
+    Even ones are times INT4_UNIT, odd ones times 16 INT4_UNIT.
+    """
+    return gl.inline_asm_elementwise(
+        _INT4_KEYS, "=h,=h,=h,=h,=h,=h,=h,=h,r", [x], dtype=_HALVES_8, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def widen_int4_halves(x):
+    """Widen 16-bit words of four int4, two neighbours of a thread at a time, to four float16 tensors, lowest first.
+
+    Units as of `widen_int4_apart`.
+    """
+    return gl.inline_asm_elementwise(_INT4_VALUES, "=r,=r,=r,=r,r", [x], dtype=_HALVES_4, is_pure=True, pack=2)
+
+
+@gluon.jit
+def widen_int4_bytes(x):
+    """Do `widen_int4_halves` for the lower bytes of 16-bit words: two float16 tensors."""
+    return gl.inline_asm_elementwise(_INT4_BYTES, "=r,=r,r", [x], dtype=_HALVES_2, is_pure=True, pack=2)
+
+
+# ---- bytes apart ---------------------------------------------------------------------------------
+
+
 @gluon.jit
 def widen_bytes_apart(x, FP8: gl.constexpr):
     """Widen words of four numbers of a byte to four float16 tensors, lowest byte first."""
@@ -192,7 +250,6 @@ _E5M2_PAIR = gl.constexpr("and.b16 $1, $2, 0xFF00; shl.b16 $0, $2, 8;")
 _INT8_PAIR = gl.constexpr(
     "{ .reg .b32 x, a, above, less; cvt.u32.u16 x, $2;" + _from_int8("x", "a") + " mov.b32 {$0, $1}, a; }"
 )
-_HALVES_2 = gl.constexpr((gl.float16, gl.float16))
 
 
 @gluon.jit

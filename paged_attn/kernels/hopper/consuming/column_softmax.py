@@ -128,6 +128,19 @@ def sums_together(state, sums):
 
 
 @gluon.jit
+def without_zeros(acc, below, UNIT: gl.constexpr):
+    """Return results acc [DIM, N] of stored int4 values, less sums of weights times zero points.
+
+    below [N, warps, 8 lanes]: those sums by thread.  UNIT: what 1 of an even dim is in acc; of an odd dim 16 times as
+    much.  Dims are in the order of `columns.gather_columns`: in every second group of eight rows, dims are odd.
+    """
+    row = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, acc.type.layout))
+    unit = gl.where(row // 8 % 2 == 1, 1 / 16 / UNIT, 1 / UNIT)
+    zeros = gl.convert_layout(gl.sum(gl.sum(below, axis=2), axis=1), gl.SliceLayout(0, acc.type.layout))
+    return acc * gl.expand_dims(unit, 1) - gl.expand_dims(zeros, 0)
+
+
+@gluon.jit
 def raise_flags(flags, sums, count, P: gl.constexpr):
     """Write whether this warp has sums beyond the limit.  Rows from `count` on have no queries, and are ignored."""
     row = gl.arange(0, P.COLUMNS, layout=gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout)))
@@ -146,7 +159,10 @@ def any_flag(flags, P: gl.constexpr):
 
 
 @gluon.jit
-def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.constexpr, P: gl.constexpr, inverse=None):
+def weigh_columns(
+    scores, unit, state, sums, first, count, room, flags, S: gl.constexpr, P: gl.constexpr, inverse=None, zeros=None,
+    below=None,
+):  # fmt: skip
     """(state, sums) after a tile's weights are written to `room`, shared memory [N, TILE].
 
     Weights use the maxima so far, unless a sum exceeds the limit.  An item's first tile (`first`) always gets new
@@ -156,15 +172,23 @@ def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.co
 
     inverse [TILE]: factor of each weight where it is added to a sum: the inverse of its value's scale (`slot_scales`).
     None: 1.
+
+    zeros [TILE]: zero points of int4 values.  Rounded weights times zero points are added to `below`, which is then
+    returned, too.
     """
     acc, row_max, row_sum = state.acc, state.max, state.sum
     ROWS: gl.constexpr = row_max.type.layout
     added, found, too_large = sums, sums, 1
+    if zeros is not None:
+        taken = below
     if not first:
         weights = exp2_columns(scores, unit, gl.maximum(row_max, MIN_FLOAT32), S)
         found = by_lane(weights, S, P)
         added = found if inverse is None else by_lane(weights * gl.expand_dims(inverse, 0), S, P)
-        room.store(weights.to(room.dtype))
+        rounded = weights.to(room.dtype)
+        room.store(rounded)
+        if zeros is not None:
+            taken = by_lane(rounded.to(gl.float32) * gl.expand_dims(zeros, 0), S, P)
         raise_flags(flags, found, count, P)
         fence_async_shared()
         thread_barrier()
@@ -174,7 +198,11 @@ def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.co
         if not first:
             over = gl.convert_layout(gl.max(gl.max(found, axis=2), axis=1), ROWS) > MAX_SUM_PER_THREAD
         weights, decay, row_max = raise_columns(scores, unit, row_max, over, S)
-        room.store(weights.to(room.dtype))
+        rounded = weights.to(room.dtype)
+        room.store(rounded)
+        if zeros is not None:
+            taken = by_lane(rounded.to(gl.float32) * gl.expand_dims(zeros, 0), S, P)
+            below *= beside_lanes(decay, below)
         if inverse is not None:
             weights *= gl.expand_dims(inverse, 0)
         added = by_lane(weights, S, P)
@@ -184,4 +212,7 @@ def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.co
             acc = scale_results(acc, decay, S)
         fence_async_shared()
         thread_barrier()
-    return State(acc, row_max, row_sum), sums + added
+    if zeros is None:
+        return State(acc, row_max, row_sum), sums + added
+    else:
+        return State(acc, row_max, row_sum), sums + added, below + taken

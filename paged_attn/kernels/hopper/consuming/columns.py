@@ -4,8 +4,8 @@ A product has at least 64 rows, but any multiple of 8 columns.  Few queries as c
 rows, nearly all of which would be empty.  Scores [N, TILE] and results [N, DIM] are transposed views of products, so
 masks and modifiers work as for rows.  N is COLUMNS.
 
-wgmma reads 16-bit keys and values from shared memory.  x-packed and fp8 tiles pass through registers, where fp8 becomes
-float16.
+wgmma reads 16-bit keys and values from shared memory.  x-packed, fp8 and int4 tiles pass through registers, where bytes
+become float16.
 """
 
 import triton
@@ -15,17 +15,25 @@ from ...common.records import State
 from ...common.scores import scale_by_token
 from ...common.shards import own_before
 from ...common.softmax import start
-from ..args import Turn, Turns, in_one_ring, is_shared
-from ..asm.conversions import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
+from ..args import Turn, Turns, in_one_ring, is_int4, is_shared
+from ..asm.conversions import (
+    INT4_UNIT,
+    widen_bytes_apart,
+    widen_halves_apart,
+    widen_int4_apart,
+    widen_int4_bytes,
+    widen_int4_halves,
+    widen_pairs_apart,
+)
 from ..asm.registers import anew
 from ..layouts import key_words_layout, operand_layout, product_layout, value_words_layout
 from ..loading.latent_queries import queries_of, take_parts
 from ..loading.packed import packed_key_words, packed_keys, packed_values
 from ..loading.queries import leave_queries, rows_in, take_queries
 from ..loading.ring import tile_in, wait_tile, words_of
-from ..loading.slot_scales import scales_of_keys, scales_of_values
+from ..loading.slot_scales import scales_of_keys, scales_of_values, zeros_beside
 from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .column_softmax import judge_columns, no_sums, raise_by_power, sums_together, weigh_columns
+from .column_softmax import judge_columns, no_sums, raise_by_power, sums_together, weigh_columns, without_zeros
 from .epilogue import store
 from .latent_columns import attend_latent
 from .tile_scores import clear_dead, leave, multiply_keys_by_columns, score_scale, value_scale
@@ -148,6 +156,44 @@ def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr
 
 
 @gluon.jit
+def widened_int4_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
+    """Return stored int4 keys as a left operand [TILE, DIM] in float16, with dims in the order of `scatter_int4`.
+
+    Units are those of `conversions.widen_int4_apart`.  A thread's fragment of the left operand is 32 neighbouring dims
+    of a key (16 with 64 dims).
+    """
+    LAYOUT: gl.constexpr = key_words_layout(S.TILE, S.DIM // 8)
+    z = widen_int4_apart(words_of(keys, turn, S.TILE, S.DIM // 2).load(LAYOUT))
+    lower = gl.join(gl.join(z[0], z[1]), gl.join(z[2], z[3]))
+    upper = gl.join(gl.join(z[4], z[5]), gl.join(z[6], z[7]))
+    x = gl.join(lower, upper)  # [TILE, word, e, h, b]: number 4 e + 2 b + h
+    WORDS: gl.constexpr = 4 if S.DIM > 64 else 2
+    x = x.reshape([S.TILE, S.DIM // (32 * WORDS), 4, WORDS, 2, 2, 2]).permute((0, 1, 3, 6, 5, 2, 4))
+    return gl.convert_layout(x.reshape([S.TILE, S.DIM]), operand_layout(P.COLUMNS, False), assert_trivial=True)
+
+
+@gluon.jit
+def widened_int4_values(values, turn, S: gl.constexpr, P: gl.constexpr):
+    """Return stored int4 values as a left operand [DIM, TILE] in float16, with dims in the order of `widened_values`.
+
+    Units are those of `conversions.widen_int4_apart`.  Any byte is two finite numbers, so values of keys that no row
+    sees need not be zero: their weights are.
+    """
+    HALVES: gl.constexpr = S.VALUE_PADDED == 64
+    dtype: gl.constexpr = gl.uint8 if HALVES else gl.int16
+    WORDS: gl.constexpr = S.VALUE_PADDED * 4 // dtype.primitive_bitwidth
+    words = words_of(values, turn, S.TILE, S.VALUE_PADDED // 2, dtype).load(value_words_layout(S.TILE, WORDS))
+    if HALVES:
+        z = widen_int4_bytes(words.to(gl.int16))
+        x = gl.join(z[0], z[1]).reshape([S.TILE, 4, 8, 2]).permute((1, 3, 2, 0))
+    else:
+        z = widen_int4_halves(words)
+        x = gl.join(gl.join(z[0], z[1]), gl.join(z[2], z[3]))  # [TILE, word, h, m]: dim 2 m + h
+        x = x.reshape([S.TILE, S.VALUE_PADDED // 128, 4, 8, 2, 2]).permute((1, 5, 2, 4, 3, 0))
+    return gl.convert_layout(x.reshape([S.VALUE_PADDED, S.TILE]), operand_layout(P.COLUMNS, False), assert_trivial=True)
+
+
+@gluon.jit
 def gather_columns(acc, S: gl.constexpr, P: gl.constexpr):
     """Return results acc [DIM, N] of `widened_values` with dims in order; nothing moves between threads."""
     if S.VALUE_PADDED == 64:
@@ -161,7 +207,9 @@ def gather_columns(acc, S: gl.constexpr, P: gl.constexpr):
 def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
     """Wait for the next tile's keys; return a left operand [TILE, DIM].  there: as in `ring.wait_full`."""
     wait_tile(keys, turn, P, there)
-    if keys.slots.dtype.primitive_bitwidth == 8:
+    if is_int4(P):
+        return widened_int4_keys(keys, turn, S, P)
+    elif keys.slots.dtype.primitive_bitwidth == 8:
         return widened_keys(keys, turn, S, P)
     elif P.PACKED:
         return packed_keys(keys, turn, S, P)
@@ -173,7 +221,9 @@ def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
 def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl.constexpr):
     """Wait for the next tile's values; return a left operand [DIM, TILE], zero outside the keys [lo, end)."""
     wait_tile(values, turn, P)
-    if P.PACKED:
+    if is_int4(P):
+        return widened_int4_values(values, turn, S, P)
+    elif P.PACKED:
         return packed_values(values, turn, tile, lo, end, S, P)
     elif values.slots.dtype.primitive_bitwidth == 8:
         return widened_values(values, turn, tile, lo, end, S, P)
@@ -184,10 +234,12 @@ def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl
 
 
 @gluon.jit
-def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
+def attend_columns(
+    q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr, total=None
+):
     """(turns, state) after the tiles of an item, the last tile first; the state's acc is [VALUE_PADDED, N].
 
-    lo: first key that some row of the block sees, inclusive.
+    lo: first key that some row of the block sees, inclusive.  total [N]: over int4, as `take_queries` returns it.
     """
     EARLY: gl.constexpr = is_early(S, P)
     IN_ONE: gl.constexpr = in_one_ring(S, P)
@@ -199,6 +251,8 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
     KEYS: gl.constexpr = gl.SliceLayout(0, ROWS.parent)
     key = gl.arange(0, S.TILE, layout=KEYS)
     sums = no_sums(state, S, P)
+    if is_int4(P):
+        below = sums
     end_key = own_before(item.block.seq_len, mods, S)
     k_at, v_at = k_turn, v_turn
     if EARLY:
@@ -218,10 +272,15 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         if P.SLOT_SCALES:
             of_keys = scales_of_keys(keys, k_turn, KEYS)
             powers, inverse = scales_of_values(values, v_turn, KEYS, P)
+        if is_int4(P):
+            zeros_of_keys = zeros_beside(keys, k_turn, KEYS, False, P)
+            zeros = zeros_beside(values, v_turn, KEYS, True, P)
         scores = warpgroup_mma_wait(0, deps=(scores,)).permute((1, 0))
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
         if IN_ONE:
             v_turn = k_turn
+        if is_int4(P):
+            scores -= gl.expand_dims(total, 1) * gl.expand_dims(zeros_of_keys, 0)
         if P.SLOT_SCALES:
             scores *= gl.expand_dims(of_keys, 0)
         scores, unit = judge_columns(scores, rows, span, key, tile, scale, mods, S)
@@ -230,7 +289,12 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         else:
             v_at = v_turn
         room = weights_room(rings, turns.query, i, S, P)
-        if P.SLOT_SCALES:
+        if is_int4(P):
+            scores, unit = raise_by_power(scores, unit, powers, rows, S)
+            state, sums, below = weigh_columns(
+                scores, unit, state, sums, i == 0, count, room, rings.extra, S, P, inverse, zeros, below
+            )
+        elif P.SLOT_SCALES:
             scores, unit = raise_by_power(scores, unit, powers, rows, S)
             state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P, inverse)
         else:
@@ -244,6 +308,8 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         v_turn = leave(values, v_turn, VALUE_STAGES, P)
         if IN_ONE:
             k_turn = v_turn
+    if is_int4(P):
+        state = State(without_zeros(state.acc, below, INT4_UNIT), state.max, state.sum)
     return Turns(k_turn, v_turn, turns.query), sums_together(state, sums)
 
 
@@ -268,7 +334,8 @@ def consume_columns(
     if item.begin < item.end:
         scale = score_scale(scales, block, P)
         if S.REST is None:
-            scale = take_queries(query, queries, block, scale, done, mods, 0, N, S, P, S_ROWS)
+            taken = take_queries(query, queries, block, scale, done, mods, 0, N, S, P, S_ROWS)
+            scale = taken[0] if is_int4(P) else taken
         else:
             scale = take_parts(query, queries, rings.extra.rest, block, scale, mods, NUMBER, S, P, S_ROWS)
         scale = scale_by_token(scale, scales, rows, P.PARTS)
@@ -276,7 +343,8 @@ def consume_columns(
         if S.REST is None:
             state = State(acc, row_max, row_sum)
             q = rows_in(queries, done, NUMBER, S, P).parts[0].slice(0, N, dim=0)
-            turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+            total = taken[1] if is_int4(P) else None
+            turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P, total)
         else:
             turns, state = attend_latent(
                 rings, turns, item, span.lo, rows, span, row_max, row_sum, scale, mods, NUMBER, S, P

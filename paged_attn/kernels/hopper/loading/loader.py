@@ -176,7 +176,7 @@ def load_scaled_tiles(
         at = turn
         turn = load_tile(loader, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P)
         scales = load_scales(loader.scales, table, batch, kv_head, tile - 1, first, block.seq_len, OF_VALUES, S)
-        store_scales(loader.ring, at, now, OF_VALUES)
+        store_scales(loader.ring, at, now, OF_VALUES, P)
     return turn
 
 

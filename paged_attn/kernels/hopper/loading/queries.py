@@ -4,9 +4,9 @@ import triton
 
 from ...common.bounds import row_tile
 from ...common.output import load_query
-from ..args import Queries, QueryRows, Turn, dim_parts, has_latent_rows, query_parts, slots_of_tile
+from ..args import Queries, QueryRows, Turn, dim_parts, has_latent_rows, is_int4, query_parts, slots_of_tile
 from ..asm.barriers import arrive_at, await_at
-from ..asm.conversions import e4m3_in_two
+from ..asm.conversions import INT4_UNIT, e4m3_in_two
 from ..asm.instructions import bring_near
 from ..layouts import line_layout, rows_layout
 from ..shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
@@ -185,11 +185,25 @@ def scatter(x, ROWS: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
+def scatter_int4(x, dim, ROWS: gl.constexpr, S: gl.constexpr):
+    """Return float32 queries x [ROWS, DIM] as operands, in the order of `columns.widened_int4_keys`; dim [DIM]: numbers of dims.
+
+    Odd dims of keys count 16 times as much as even dims, so odd dims of queries a 16th.
+    """
+    x = (x * gl.expand_dims(gl.where(dim % 2 == 1, 1 / 16, 1.0), 0)).to(S.COMPUTE)
+    WORDS: gl.constexpr = 4 if S.DIM > 64 else 2  # of a key that a thread has
+    x = x.reshape([ROWS, S.DIM // (32 * WORDS), 4, WORDS, 2, 2, 2])  # a word is eight dims
+    return x.permute((0, 1, 3, 5, 6, 2, 4)).reshape([ROWS, S.DIM])
+
+
+@gluon.jit
 def take_queries(
     query, queries, block, scale, done, mods, NUMBER: gl.constexpr, ROWS: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Bring a consumer's ROWS query rows into shared memory; return the scale of their scores, [R] if rows differ.
+
+    int4: (scale, sums over the dims of the queries, [R], as products have the numbers).
 
     With QUERY_BOX, the consumer waits for a box.  Otherwise queries pass through the consumer's registers.  These are
     few rows, queries that change type, and queries with strides that fit no box.
@@ -205,7 +219,11 @@ def take_queries(
         thread_barrier()  # products with the previous queries must be done
         loaded = load_query(query, rows, dim, 1, S)
         x = loaded.parts[0]
-        if P.SHARES and P.FP8 > 0:
+        if is_int4(P):
+            x = x.to(gl.float32)
+            total = gl.convert_layout(gl.sum(x, axis=1), LAYOUT) * INT4_UNIT
+            x = scatter_int4(x, dim, ROWS, S)
+        elif P.SHARES and P.FP8 > 0:
             x = scatter(x, ROWS, S)
         slots = rows_in(queries, done, NUMBER, S, P).parts
         unit = loaded.unit
@@ -217,6 +235,8 @@ def take_queries(
         fence_async_shared()
         thread_barrier()
         if S.NORMALIZED:
-            return gl.convert_layout(unit, LAYOUT) * scale
+            scale = gl.convert_layout(unit, LAYOUT) * scale
+        if is_int4(P):
+            return scale * (1 / INT4_UNIT), total
         else:
             return scale

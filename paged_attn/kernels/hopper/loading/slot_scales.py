@@ -2,21 +2,40 @@
 
 Scores are multiplied by the scales of keys.  Exponents of weights are increased by base-2 logarithms of the scales of
 values, so that weights have the values' scales; sums of the softmax's own weights need the inverse scales.
+
+int4 has zero points, the lowest four bits of a scale: keys and values are (stored number - zero point) * scale.  Products
+multiply stored numbers.  Scores lose the key's zero point times the sum of the query's dims, and results lose the sum of
+weights times zero points of values.
 """
 
+import triton
+
 from ...common.blocking import page_at
-from ..args import Ring
+from ..args import Ring, is_int4
 from ..shim import gl, gluon, mbarrier, thread_barrier
 from .ring import wait_tile
 
 MIN_SCALE, MAX_SCALE = gl.constexpr(2.0**-100), gl.constexpr(2.0**100)
 
 
+@triton.constexpr_function
+def kinds_of(OF_VALUES, P):
+    """Numbers of each slot: the scale or, of values, its logarithm and its inverse; then the zero point of int4."""
+    return (2 if OF_VALUES else 1) + (P.FP8 == 4)
+
+
 @gluon.jit
-def beside_scales(ring, STAGES: gl.constexpr, S: gl.constexpr):
-    """Return the ring with memory for STAGES tiles of scales beside its slots."""
-    scales = gl.allocate_shared_memory(gl.float32, [STAGES, S.TILE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+def beside_scales(ring, OF_VALUES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Return the ring with memory for the numbers of each slot, float32 [kinds * STAGES, TILE], beside its slots."""
+    TILES: gl.constexpr = ring.slots.shape[0] * kinds_of(OF_VALUES, P)
+    scales = gl.allocate_shared_memory(gl.float32, [TILES, S.TILE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return Ring(ring.slots, ring.full, ring.empty, 0, 0, 0, scales)
+
+
+@gluon.jit
+def numbers_beside(ring, turn, KIND: gl.constexpr):
+    """Return the memory [TILE] of one kind of numbers beside the turn's slot."""
+    return ring.scales.index(turn.stage + KIND * ring.slots.shape[0])
 
 
 @gluon.jit
@@ -49,19 +68,22 @@ def load_scales(x, table, batch, kv_head, tile, first, end, OF_VALUES: gl.conste
 
 
 @gluon.jit
-def store_scales(ring, turn, scales, OF_VALUES: gl.constexpr):
-    """Store a tile's scales [TILE] beside the turn's slot, and arrive at its full barrier.
+def store_scales(ring, turn, scales, OF_VALUES: gl.constexpr, P: gl.constexpr):
+    """Store the numbers of a tile's scales [TILE] beside the turn's slot, and arrive at its full barrier.
 
-    Values have logarithms and, behind the logarithms of all slots, inverses.  A value's scale counts as 2^-100 at least
-    and 2^100 at most; NaN stays.
+    A value's scale counts as 2^-100 at least and 2^100 at most; NaN stays.
     """
     scales = scales.to(gl.float32)
+    if is_int4(P):
+        bits = scales.to(gl.int32, bitcast=True)
+        scales = (bits & -16).to(gl.float32, bitcast=True)
+        numbers_beside(ring, turn, kinds_of(OF_VALUES, P) - 1).store((bits & 15).to(gl.float32))
     if OF_VALUES:
         scales = gl.where(scales < MIN_SCALE, MIN_SCALE, gl.where(scales > MAX_SCALE, MAX_SCALE, scales))
-        ring.scales.index(turn.stage).store(gl.log2(scales))
-        ring.scales.index(turn.stage + ring.scales.shape[0] // 2).store(1.0 / scales)
+        numbers_beside(ring, turn, 0).store(gl.log2(scales))
+        numbers_beside(ring, turn, 1).store(1.0 / scales)
     else:
-        ring.scales.index(turn.stage).store(scales)
+        numbers_beside(ring, turn, 0).store(scales)
     thread_barrier()
     mbarrier.arrive(ring.full.index(turn.stage), count=1)
 
@@ -69,12 +91,17 @@ def store_scales(ring, turn, scales, OF_VALUES: gl.constexpr):
 @gluon.jit
 def scales_of_keys(keys, turn, LAYOUT: gl.constexpr):
     """Scales [TILE] of the keys in the turn's slot, which have arrived."""
-    return keys.scales.index(turn.stage).load(LAYOUT)
+    return numbers_beside(keys, turn, 0).load(LAYOUT)
+
+
+@gluon.jit
+def zeros_beside(ring, turn, LAYOUT: gl.constexpr, OF_VALUES: gl.constexpr, P: gl.constexpr):
+    """Zero points [TILE], float32, of the int4 keys or values in the turn's slot, which have arrived."""
+    return numbers_beside(ring, turn, kinds_of(OF_VALUES, P) - 1).load(LAYOUT)
 
 
 @gluon.jit
 def scales_of_values(values, turn, LAYOUT: gl.constexpr, P: gl.constexpr):
     """(logarithms, inverses), each [TILE], of the scales of the values in the turn's slot; waits for the values."""
     wait_tile(values, turn, P)
-    inverse = values.scales.index(turn.stage + values.scales.shape[0] // 2)
-    return values.scales.index(turn.stage).load(LAYOUT), inverse.load(LAYOUT)
+    return numbers_beside(values, turn, 0).load(LAYOUT), numbers_beside(values, turn, 1).load(LAYOUT)

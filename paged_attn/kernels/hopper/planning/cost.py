@@ -6,7 +6,7 @@ because `prepare` tries only some numbers, among them all powers of two.
 
 from typing import Annotated
 
-from ....records.formats import cdiv, next_power_of_2
+from ....records.formats import INT4, cdiv, next_power_of_2
 from ....records.plan import Threshold
 from ....records.problem import Problem
 from .shapes import is_even
@@ -33,7 +33,7 @@ def seqs_tried(p: Problem) -> int:
 def bytes_of_keys(p: Problem, seqs: int, keys: int) -> int:
     """Return bytes of keys and values of `seqs` sequences with `keys` keys each; latents count once."""
     dims = p.head_dim + (0 if reads_latents(p) else p.value_width)
-    return seqs * keys * p.kv_heads * dims * p.cache.itemsize
+    return seqs * keys * p.kv_heads * dims * p.cache.itemsize // (2 if p.cache == INT4 else 1)
 
 
 def long_tokens(p: Problem) -> int:

@@ -5,7 +5,7 @@ import math
 import torch
 import triton
 
-from ....records.formats import next_power_of_2
+from ....records.formats import INT4, next_power_of_2
 from ....records.plan import Config, Launch
 from ....records.problem import Problem
 from ...common.records import Shape
@@ -73,6 +73,11 @@ def rows_of(p: Problem, longest: int) -> int:
     return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)
 
 
+def _is_normalized(p: Problem) -> bool:
+    """Whether query rows are brought into float16's range; over int4 also those in float16, whose odd dims lose 4 bits."""
+    return p.compute == torch.float16 and (p.query == torch.bfloat16 or (p.query == torch.float16 and p.cache == INT4))
+
+
 def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:
     """Return the Shape of blocks of `tokens` query tokens and `rows` rows; callers replace the rarer fields."""
     return Shape(
@@ -101,8 +106,8 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         SCALE_FIRST=p.rescaled if p.query.itemsize == 1 else p.modified,  # fp8 weights: exponents take one scale
         CLEAR=False,
         NATIVE_FP8=True,
-        NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
-        BY_ROW=p.token_scales or (p.query == torch.bfloat16 and p.compute == torch.float16),
+        NORMALIZED=_is_normalized(p),
+        BY_ROW=p.token_scales or _is_normalized(p),
         FAR_CAP=p.far_cap,
         SCORE_MOD=of_this_dialect(p.score_mod),
         **(p.stripes._asdict() if p.stripes else {}),

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, NamedTuple
 
-from ....records.formats import cdiv, next_power_of_2
+from ....records.formats import INT4, cdiv, next_power_of_2
 from ....records.plan import Threshold
 from ....records.problem import Problem
 from . import cost
@@ -74,7 +74,9 @@ def share_tiles(p: Problem, columns: int) -> ShareTiles:
         return ShareTiles(*rings_of_wide_shares(p, columns, half))
     # beside scales by slot, six slots would leave no shared memory for two programs
     tile, slots = (64, 6 - p.slot_scales if fp8 else 3) if half else (128, 2)
-    if dim == 64:
+    if p.cache == INT4:  # tiles have half of the bytes
+        tile, slots = (64, 8) if half else (128, 4)
+    if dim == 64 and not (half and p.cache == INT4):
         slots *= 2
     elif columns > 32 and dim > 128:
         slots = 5
