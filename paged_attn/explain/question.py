@@ -107,7 +107,8 @@ def bytes_copied(question: Question, copies: Copies) -> int:
     stored = memory(question)["keys and values"] - new * question.model.kv_heads * (
         question.model.head_dim + question.model.value_width
     )
-    return stored * copies.dtype.itemsize // question.model.cache_dtype.itemsize
+    dims_of_byte = 2 if question.model.cache_dtype == INT4 else 1
+    return stored * dims_of_byte * copies.dtype.itemsize // question.model.cache_dtype.itemsize
 
 
 def operations(question: Question) -> int:

@@ -123,7 +123,10 @@ def _in_16_bits(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     of_keys = given["k_scale"]
     for name, scale in (("k", of_keys), ("v", of_keys if given.get("v_scale") is None else given["v_scale"])):
         cache, changed[f"{name}_scale"] = given[f"{name}_cache"].float(), scale
-        if isinstance(scale, Tensor) and scale.ndim == 3:
+        if given[f"{name}_cache"].dtype == INT4:
+            numbers, steps = int4_numbers(given[f"{name}_cache"], scale)
+            cache, changed[f"{name}_scale"] = numbers.float() * steps.float(), 1.0
+        elif isinstance(scale, Tensor) and scale.ndim == 3:
             cache, changed[f"{name}_scale"] = cache * scale.float()[..., None], 1.0
         changed[f"{name}_cache"] = cache.to(dtype)
     return given | changed

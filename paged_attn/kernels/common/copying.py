@@ -8,7 +8,7 @@ import triton.language as tl
 
 from .blocking import page_at, pages_of
 from .bounds import visible_range
-from .numerics import decode, encode, load_int
+from .numerics import decode, encode, load_int, split_scale
 from .records import Batch, Block
 from .shards import own_before
 
@@ -25,20 +25,28 @@ def load_heads(
 ):
     """Load keys or values [N, H, PADDED] of slots [N] and KV heads [H] of a cache; zeros where not inside [N, H].
 
-    Elements of another type than dtype become numbers of it, times their scales.
+    Elements of another type than dtype become numbers of it, times their scales; int4 also less their zero points.
     """
+    TOGETHER: tl.constexpr = 2 if kv.FP8 == 4 else 1  # dims of an element
     row = page * kv.stride_page + slot * kv.stride_slot
-    mask = inside[:, :, None] & (tl.arange(0, PADDED) < DIMS)[None, None, :]
-    at = addresses_of_heads(kv.ptr, row, kv_head.to(tl.int64) * kv.stride_head, PADDED)
+    mask = inside[:, :, None] & (tl.arange(0, PADDED // TOGETHER) < DIMS // TOGETHER)[None, None, :]
+    at = addresses_of_heads(kv.ptr, row, kv_head.to(tl.int64) * kv.stride_head, PADDED // TOGETHER)
     x = tl.load(at, mask=mask, other=0)
     if x.dtype == dtype:
         return x
     else:
-        x = decode(x, kv.FP8, tl.float32, NATIVE)
+        if kv.FP8 == 4:
+            # 2^23 + number: such bits cost less than a conversion
+            x = (tl.interleave(x & 15, x >> 4).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
+        else:
+            x = decode(x, kv.FP8, tl.float32, NATIVE)
         if kv.SCALED:
             of_slot = page * kv.scale_stride_page + slot * kv.scale_stride_slot
             of_head = kv_head.to(tl.int64) * kv.scale_stride_head
             scale = tl.load(kv.scale_ptr + of_slot[:, None] + of_head[None, :], mask=inside, other=0.0)
+            if kv.FP8 == 4:
+                scale, zero = split_scale(scale)
+                x -= (zero | 0x4B000000).to(tl.float32, bitcast=True)[:, :, None]
             x *= scale.to(tl.float32)[:, :, None]
         return encode(x, 0, dtype)
 

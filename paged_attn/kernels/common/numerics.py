@@ -175,16 +175,21 @@ def _int4_of(bits):
 
 
 @triton.jit
+def split_scale(scale, MORE: tl.constexpr = 0):
+    """(scales, zero points + MORE, int32) of float32 scales of int4, which hold both."""
+    bits = scale.to(tl.int32, bitcast=True)
+    zero = (bits & 15) + MORE
+    return (bits & -16).to(tl.float32, bitcast=True), zero
+
+
+@triton.jit
 def scale_and_zero(scale, S: tl.constexpr):
     """(scales, zero points), float32 [N], of stored int4 scales, whose lowest four bits are the zero points.
 
     Zero points get the same offset as numbers in `decode_words`.
     """
-    bits = scale.to(tl.int32, bitcast=True)
-    zero = (bits & 15) + 64
-    if tl.float32 == S.COMPUTE:
-        zero -= 72
-    return (bits & -16).to(tl.float32, bitcast=True), zero.to(tl.float32)
+    scale, zero = split_scale(scale, -8 if tl.float32 == S.COMPUTE else 64)
+    return scale, zero.to(tl.float32)
 
 
 @triton.jit

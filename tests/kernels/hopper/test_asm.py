@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -104,6 +106,34 @@ def test_lines_are_right_on_average_and_at_powers_of_two() -> None:
         assert weights[0, 0] == 2.0**octave
         total += float((weights / np.exp2(x + octave)).mean())
     assert total / 13 == pytest.approx(1, abs=0.005)
+
+
+def _of_int4(words: np.ndarray) -> np.ndarray:
+    """Stored numbers [..., 8] of words, in the units of `widen_int4_apart`."""
+    units = np.where(np.arange(8) % 2, 16, 1) * float(conversions.INT4_UNIT.value)
+    return (words[..., None] >> 4 * np.arange(8) & 15) * units
+
+
+def test_words_of_int4_keys_become_float16_exactly() -> None:
+    """In the order 0, 4, 1, 5, 2, 6, 3, 7."""
+    random = np.random.default_rng(0)
+    words = random.integers(0, 1 << 32, 32, dtype=np.uint32)
+    halves = re.sub(r"\$([0-7])", r"n\1", conversions._INT4_KEYS.value).replace("$8", "$4")
+    pairs = " ".join(f"mov.b32 ${i}, {{n{2 * i}, n{2 * i + 1}}};" for i in range(4))
+    found = assembly.run(f"{{ .reg .b16 n<8>; {halves} {pairs} }}", [None] * 4 + [words])[:4]
+    found = np.stack(found, 1).view(np.float16).reshape(32, 8).astype(np.float64)
+    np.testing.assert_array_equal(found, _of_int4(words)[:, [0, 4, 1, 5, 2, 6, 3, 7]])
+
+
+@pytest.mark.parametrize("count", [4, 2])
+def test_halves_of_int4_values_become_float16_exactly(count: int) -> None:
+    """Of four numbers or, of 64 dims, of a byte: two keys' first numbers in a word, their second numbers, ..."""
+    random = np.random.default_rng(1)
+    halves = random.integers(0, 1 << 4 * count, (32, 2), dtype=np.uint32)
+    text = (conversions._INT4_VALUES if count == 4 else conversions._INT4_BYTES).value
+    found = assembly.run(text, [None] * count + [halves[:, 0] | halves[:, 1] << 16])[:count]
+    found = np.stack(found, 1).view(np.float16).reshape(32, count, 2).astype(np.float64)
+    np.testing.assert_array_equal(found, _of_int4(halves)[..., :count].transpose(0, 2, 1))
 
 
 @pytest.mark.parametrize("largest", [0.3, 5.0, 300.0])

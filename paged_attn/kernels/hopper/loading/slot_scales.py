@@ -11,6 +11,7 @@ weights times zero points of values.
 import triton
 
 from ...common.blocking import page_at
+from ...common.numerics import split_scale
 from ..args import Ring, is_int4
 from ..shim import gl, gluon, mbarrier, thread_barrier
 from .ring import wait_tile
@@ -75,9 +76,8 @@ def store_scales(ring, turn, scales, OF_VALUES: gl.constexpr, P: gl.constexpr):
     """
     scales = scales.to(gl.float32)
     if is_int4(P):
-        bits = scales.to(gl.int32, bitcast=True)
-        scales = (bits & -16).to(gl.float32, bitcast=True)
-        numbers_beside(ring, turn, kinds_of(OF_VALUES, P) - 1).store((bits & 15).to(gl.float32))
+        scales, zeros = split_scale(scales)
+        numbers_beside(ring, turn, kinds_of(OF_VALUES, P) - 1).store(zeros.to(gl.float32))
     if OF_VALUES:
         scales = gl.where(scales < MIN_SCALE, MIN_SCALE, gl.where(scales > MAX_SCALE, MAX_SCALE, scales))
         numbers_beside(ring, turn, 0).store(gl.log2(scales))

@@ -8,6 +8,7 @@ import torch
 
 from ....launching.locks import FIRST
 from ....launching.scratch import Need
+from ....records.copies import Copies
 from ....records.formats import INT4
 from ....records.plan import Launch
 from ....records.problem import Problem
@@ -18,7 +19,8 @@ from .operands import packed_has_a_kernel, scaled_rows_are_columns
 from .regimes import launches as launches_of
 from .regimes import regime_of
 from .shapes import in_boxes
-from .whole_pages import copies, copies_in_16_bits
+from .whole_pages import copies as copies_of_any
+from .whole_pages import copies_in_16_bits
 from .wide_heads import shares_take
 
 __all__ = ["copies", "launches", "need_of", "regime", "uncovered"]
@@ -73,8 +75,13 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
 
 
 def takes_int4(p: Problem) -> bool:
-    """Whether calls over int4 caches get the Hopper kernels that read them."""
+    """Whether calls over int4 caches get the Hopper kernels that read them, or copies of them."""
     return False
+
+
+def copies(p: Problem) -> Copies | None:
+    """Return the whole pages into which a call's keys are copied first, None: there are none."""
+    return copies_of_any(p) if p.cache != INT4 or takes_int4(p) else None
 
 
 def uncovered(p: Problem) -> list[str]:

@@ -5,7 +5,6 @@ from typing import Annotated
 import torch
 
 from ....records.copies import Copies, copies_of
-from ....records.formats import INT4
 from ....records.plan import Threshold
 from ....records.problem import Problem
 from .launch_order import tokens_of_columns
@@ -39,7 +38,7 @@ MAX_BYTES_OF_COPIES: Annotated[
 def copies(p: Problem) -> Copies | None:
     """Return the whole pages into which a call's keys are copied first; None: a copy is not needed or not worth it."""
     if p.slot_scales or p.cache == torch.int8:
-        return None if p.cache == INT4 else copies_in_16_bits(p)
+        return copies_in_16_bits(p)
     found = copies_of(p)
     return found if _can_be_copied(p) and _is_worth_a_copy(p) and found.bytes <= MAX_BYTES_OF_COPIES else None
 
