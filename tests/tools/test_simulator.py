@@ -43,7 +43,9 @@ def test_products_of_halves_are_rounded_as_numpy_does() -> None:
     with np.errstate(all="ignore"):
         x = NUMBERS.astype(np.float16)
         for by in (1 / 16, -3.0):
-            text = f"{{ .reg .b16 x, y; cvt.u16.u32 x, $1; mov.b16 y, {np.float16(by).view(np.uint16)}; mul.f16 x, x, y;"
+            text = (
+                f"{{ .reg .b16 x, y; cvt.u16.u32 x, $1; mov.b16 y, {np.float16(by).view(np.uint16)}; mul.f16 x, x, y;"
+            )
             found = words(text + " cvt.u32.u16 $0, x; }", x.view(np.uint16).astype(np.uint32))
             np.testing.assert_array_equal(found.astype(np.uint16).view(np.float16), x * np.float16(by))
 

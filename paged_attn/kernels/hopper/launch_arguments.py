@@ -31,8 +31,10 @@ def _boxes(launch: Launch, call: Any) -> list[Any]:
     if shape.REST is not None:
         return _latent_boxes(launch, call)
     widths = (shape.HEAD_DIM, shape.DIM), (shape.VALUE_DIM, shape.VALUE_PADDED)
-    dims = int(dims_of_element(pipe.FP8))
-    boxes: list[Any] = [cache_box(kv, *(x // dims for x in width), shape, pipe) for kv, width in zip(call.cache, widths)]
+    together = int(dims_of_element(pipe.FP8))
+    boxes: list[Any] = [
+        cache_box(kv, dim // together, padded // together, shape, pipe) for kv, (dim, padded) in zip(call.cache, widths)
+    ]
     boxes += [new_box(kv, *width, shape, pipe) for kv, width in zip(call.new or (None, None), widths)]
     if not pipe.SHARES or pipe.BESIDE:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)

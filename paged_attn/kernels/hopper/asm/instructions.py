@@ -68,6 +68,21 @@ def exp2(x):
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
+@gluon.jit
+def log2(x):
+    """Return log2(x) by lg2.approx; Triton's function takes 15 instructions.
+
+    Off by 2^-22 for x from 1/2 to 2, and by 2^-22 of the result beyond.
+    """
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def inverse(x):
+    """Return 1 / x by rcp.approx, off by one unit in the last place; a division takes 8 instructions."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
 # ---- prefetches ----------------------------------------------------------------------------------
 
 

@@ -186,9 +186,10 @@ def scatter(x, ROWS: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def scatter_int4(x, dim, ROWS: gl.constexpr, S: gl.constexpr):
-    """Return float32 queries x [ROWS, DIM] as operands, in the order of `columns.widened_int4_keys`; dim [DIM]: numbers of dims.
+    """Return float32 queries x [ROWS, DIM] as operands, with dims in the order of `columns.widened_int4_keys`.
 
-    Odd dims of keys count 16 times as much as even dims, so odd dims of queries a 16th.
+    Odd dims of keys count 16 times as much as even dims, so odd dims of queries are divided by 16.  dim [DIM]: numbers
+    of the dims.
     """
     x = (x * gl.expand_dims(gl.where(dim % 2 == 1, 1 / 16, 1.0), 0)).to(S.COMPUTE)
     WORDS: gl.constexpr = 4 if S.DIM > 64 else 2  # of a key that a thread has

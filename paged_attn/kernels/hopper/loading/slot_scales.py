@@ -3,9 +3,9 @@
 Scores are multiplied by the scales of keys.  Exponents of weights are increased by base-2 logarithms of the scales of
 values, so that weights have the values' scales; sums of the softmax's own weights need the inverse scales.
 
-int4 has zero points, the lowest four bits of a scale: keys and values are (stored number - zero point) * scale.  Products
-multiply stored numbers.  Scores lose the key's zero point times the sum of the query's dims, and results lose the sum of
-weights times zero points of values.
+int4 has zero points, the lowest four bits of a scale: keys and values are (stored number - zero point) * scale.
+Products multiply stored numbers.  Scores lose the key's zero point times the sum of the query's dims.  Results lose the
+sum of weights times zero points of values.
 """
 
 import triton
@@ -13,6 +13,7 @@ import triton
 from ...common.blocking import page_at
 from ...common.numerics import split_scale
 from ..args import Ring, is_int4
+from ..asm.instructions import inverse, log2
 from ..shim import gl, gluon, mbarrier, thread_barrier
 from .ring import wait_tile
 
@@ -80,8 +81,12 @@ def store_scales(ring, turn, scales, OF_VALUES: gl.constexpr, P: gl.constexpr):
         numbers_beside(ring, turn, kinds_of(OF_VALUES, P) - 1).store(zeros.to(gl.float32))
     if OF_VALUES:
         scales = gl.where(scales < MIN_SCALE, MIN_SCALE, gl.where(scales > MAX_SCALE, MAX_SCALE, scales))
-        numbers_beside(ring, turn, 0).store(gl.log2(scales))
-        numbers_beside(ring, turn, 1).store(1.0 / scales)
+        if is_int4(P):  # whose tiles have half of the bytes, so that the loader's instructions count
+            numbers_beside(ring, turn, 0).store(log2(scales))
+            numbers_beside(ring, turn, 1).store(inverse(scales))
+        else:
+            numbers_beside(ring, turn, 0).store(gl.log2(scales))
+            numbers_beside(ring, turn, 1).store(1.0 / scales)
     else:
         numbers_beside(ring, turn, 0).store(scales)
     thread_barrier()

@@ -74,7 +74,10 @@ def rows_of(p: Problem, longest: int) -> int:
 
 
 def _is_normalized(p: Problem) -> bool:
-    """Whether query rows are brought into float16's range; over int4 also those in float16, whose odd dims lose 4 bits."""
+    """Whether query rows are brought into float16's range.
+
+    Over int4 also rows in float16, whose odd dims are divided by 16 (`queries.scatter_int4`).
+    """
     return p.compute == torch.float16 and (p.query == torch.bfloat16 or (p.query == torch.float16 and p.cache == INT4))
 
 
