@@ -19,12 +19,15 @@ from paged_attn.records.formats import is_scaled
 from paged_attn.records.plan import UNBOUNDED, Launch
 from paged_attn.records.problem import Problem
 from tests.kernels.hopper.planned import H200, MIXED
-from tests.support.cases import E4M3
+from tests.support.cases import E4M3, INT4, INT8
 from tests.support.random_calls import SIZES, drawn
 
 
 def any_model(rng: random.Random) -> Model:
     sizes = drawn(rng, SIZES)
+    if is_scaled(sizes["cache_dtype"]) and rng.random() < 0.5:
+        sizes["cache_dtype"] = rng.choice([INT8, INT8 if sizes["layout"] == "x" else INT4])
+    of_bytes = is_scaled(sizes["cache_dtype"])
     kv_heads = rng.choice([1, 1, 2, 3, 4, 8, 16, 32])
     group = rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 28, 32, 33, 40, 48, 56, 63, 64, 65, 71, 96, 128])
     return Model(
@@ -37,7 +40,7 @@ def any_model(rng: random.Random) -> Model:
         gate=None,
         qq_bias=rng.choice([0, 0, 0, 0, 32]),
         query_positions=rng.random() < 0.2,
-        scales="per_token" if is_scaled(sizes["cache_dtype"]) and rng.random() < 0.5 else "number",
+        scales="per_token" if sizes["cache_dtype"] == INT4 or (of_bytes and rng.random() < 0.5) else "number",
         return_lse=rng.random() < 0.3,
         **sizes,
     )
