@@ -75,7 +75,10 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
 
 
 def takes_int4(p: Problem) -> bool:
-    """Whether calls over int4 caches get the Hopper kernels that read them, or copies of them."""
+    """Whether calls over int4 caches get the Hopper kernels that read them, or copies of them.
+
+    False until a GPU has run these kernels: tests of simulated kernels alone ask for them.
+    """
     return False
 
 
