@@ -93,7 +93,7 @@ def prefill(rank: int, world: int) -> float:
 def run(rank: int, meeting: str | None = None, world: int = WORLD) -> None:
     """Run one process of the group.
 
-    meeting: the file by which the processes find each other; None: torchrun's environment tells them.
+    meeting: the file by which the processes find each other, or None if torchrun's environment tells them.
     """
     if meeting is None:
         world = int(os.environ["WORLD_SIZE"])

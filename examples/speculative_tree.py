@@ -40,7 +40,7 @@ class Decoder:
     def forward(self, tokens: list[int], depths: list[int] | None = None, bias: Tensor | None = None) -> list[int]:
         """Append tokens to the cache behind the cached ones; return the greedy next token of each.
 
-        depths: each node's depth in the tree; None: tokens follow one another.
+        depths: each node's depth in the tree, or None if tokens follow one another.
         """
         seq_lens = torch.tensor([self.cached + len(tokens)], dtype=torch.int32, device=DEVICE)
         starts = torch.tensor([0, len(tokens)], dtype=torch.int32, device=DEVICE)

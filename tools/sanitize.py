@@ -1,10 +1,10 @@
 """compute-sanitizer over a few launches of every kind, on a GPU: `python -m tools.sanitize --output sanitizer.json`.
 
 Several processes first compile all kernels, without a tool.  Then the tools run one after another, each in several
-processes that divide the cases.  `--seconds` limits the whole run: compilation may take half of it, and the tools share
-the rest by their weights.  Time that a pass does not need goes to the later ones.  Cases that a limit cuts off are
-counted; cases that have not begun are missing from the number done.  For 49 cases and 4 processes an H200's host
-compiled for 121 s, and memcheck took 91 s.
+processes that divide the cases.  `--seconds` limits the whole run.  Compilation may take half of that time, and the
+tools share the rest by their weights.  Time that a pass does not need goes to later passes.  Cases that a limit cuts
+off are counted; cases that have not begun are missing from the number done.  For 49 cases and 4 processes an H200's
+host compiled for 121 s, and memcheck took 91 s.
 
 If a command may take only some minutes, run one tool at a time: `--tools racecheck`.  If kernels of an earlier run are
 on the disk, `--no-compile` leaves the first pass out.  `--part 1/3` is every third case, from the second on.  With
