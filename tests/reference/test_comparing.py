@@ -33,3 +33,11 @@ def test_compare_accepts_zeros_of_fp8_where_no_row_of_many_sees_a_key(
     inputs["out"] = torch.zeros_like(inputs["out"])
     _, lse = reference.paged_attention(**inputs)
     assert compare(case, inputs["out"], lse.float(), inputs) <= 1
+
+
+def test_results_of_subnormal_weights_may_be_off_by_some_subnormals_and_larger_results_may_not() -> None:
+    """A value under a subnormal float32 weight shows where all values of larger weights are zero."""
+    want = torch.tensor([2.0**-145, 2.0**-100])
+    bound = comparing.bound_of(want, want, *comparing.TOLERANCES[torch.float32][:1], torch.float32)
+    assert 2 * 2.0**-149 < bound[0] < 2.0**-130
+    assert bound[1] < 2.0**-114

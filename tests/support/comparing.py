@@ -36,9 +36,11 @@ LINE_WEIGHTS = 0.073 + 2**-7
 # The errors above are relative to a weight, and hold from its dtype's smallest normal number on.  Smaller weights are
 # rounded to multiples of the smallest subnormal: float16 weights by up to 2^-25; e4m3 weights, which are scaled by 2^5,
 # by up to 2^-10 / 2^5 = 2^-15.  The row maximum has weight 1, so the sum of weights is at least 1, and a result is off
-# by up to this error times sum_j |v_j|.  The error is visible only if the values of larger weights are zero.  The
-# subnormals of bfloat16 and float32 are too small to matter in a sum.
+# by up to this error times sum_j |v_j|.  The error is visible only if the values of larger weights are zero.
 WEIGHTS_END, FP8_WEIGHTS_END = {torch.float16: 2.0**-25}, 2.0**-15
+# Subnormal weights of bfloat16 and float32 are multiples of 2^-149 at least.  Times values, and summed over keys, their
+# errors are far below this number.
+SUBNORMAL = 2.0**-139
 # Upper bounds of the norm of errors divided by the norm of results, for MANY results or more: with e4m3 weights, with
 # linear ones, and by fp8 results.  (Root mean square errors of one weight: 2.7% and 3.1%.)  Bounds of single elements
 # would hide a lost tile or a wrong sum.
@@ -188,7 +190,7 @@ def _moved(x: Any, device: Any) -> Any:
 
 def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -> Tensor:
     """Return the bound of each element's error (TOLERANCES); weighted: the same attention over magnitudes of values."""
-    smallest = torch.finfo(out).smallest_normal * torch.finfo(out).eps
+    smallest = max(torch.finfo(out).smallest_normal * torch.finfo(out).eps, SUBNORMAL)
     bound = compute * weighted + TOLERANCES[out][1] * want.abs() + smallest
     return bound.where(weighted != 0, 0.0)  # no key seen, or only the sink: exactly 0
 
