@@ -1,8 +1,8 @@
 """Kernels of an engine, compiled before its first request, for every host that knows its sizes beforehand.
 
-A host says which calls it serves.  `ready` waits for kernels, `begin` does not.  If all kernels are on disk, nothing
-is planned or compiled: a manifest names their files.  If several processes of a machine call `ready` for equal kernels,
-one process compiles and the others wait.
+A host says which calls it serves.  `ready` waits for the kernels of usual steps, `begin` waits for none.  If all
+kernels are on disk, nothing is planned or compiled: a manifest names their files.  If several processes of a machine
+call `ready` for equal kernels, one process compiles and the others wait.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.formats import is_scaled
 
 VARIABLE = "PAGED_ATTN_PREPARE"
-SECONDS = 600.0  # longest wait of a first call for kernels: a hundred times what many processors need
+SECONDS = 600.0  # longest wait of a first call for kernels; many processors need a hundredth of it
 LATER = "paged_attn: kernels will be compiled when a call first needs them: {}: {}"
 # Host -> fields of Model that all its layers are assumed to have in `prepare_for`.
 OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}
@@ -45,12 +45,13 @@ def ready(
 ) -> Summary | None:  # fmt: skip
     """Compile the kernels of usual steps and wait; compile all other kernels in the background; report in one line.
 
-    Nothing happens if VARIABLE is 0, if kernels are interpreted, if calls run in plain torch, or on a device other than
-    CUDA's.  An error is only reported: kernels are then compiled when a call first needs them.
+    Nothing happens if VARIABLE is 0.  With a torch.device, nothing happens either if kernels are interpreted, if calls
+    run in plain torch, or if the device is not CUDA's.  An error is only reported: kernels are then compiled when a
+    call first needs them.
 
     served: returns the kinds of layers.  tell, warn: write a line to the host's log.
 
-    Returns: numbers of kernels and of those compiled now, and seconds.  None: nothing was to be done, or an error came.
+    Returns: what was done before this function returned.  None: nothing was to be done, or an error came.
     """
     if not wanted(device):
         return None
@@ -140,7 +141,7 @@ def _on_the_cpu() -> AbstractContextManager[object]:
 
 
 def _few(work: ModelBatches, facts: Device) -> ModelBatches:
-    """Reduce the batches to some that together need all kernels; the pool reduces more than CHUNK batches itself."""
+    """Keep only batches that together need all kernels.  For more than CHUNK batches, the pool's processes do this."""
     return work if len(work.batches) > CHUNK else work._replace(batches=distinct(work.model, work.batches, facts))
 
 

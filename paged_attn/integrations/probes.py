@@ -21,7 +21,7 @@ class Probe(NamedTuple):
 
     host: str
     version: str | None  # None: not installed
-    fits: bool | None  # None: there is no adapter or no host, or the host is newer than the known versions
+    fits: bool | None  # None: no adapter, no host, or a newer host whose adapter decides when it is put to work
     says: str
 
 

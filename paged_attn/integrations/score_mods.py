@@ -1,6 +1,6 @@
 """Score modifiers of models that hosts serve.
 
-- `alibi_sqrt`: ALiBi of square roots (Step).
+- `alibi_sqrt`: ALiBi by the square root of the distance (Step).
 - `temperature`: a temperature by position (Grok).  It applies after the softcap, so scaled queries cannot express it.
 - `chunks_back`: a query sees its own chunk of positions and some chunks before it (vLLM's chunk_lookback).
 """
