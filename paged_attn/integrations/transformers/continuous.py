@@ -60,9 +60,9 @@ def _write(k: Tensor, v: Tensor, layer: Any, tables: Any) -> None:
 class Layer(NamedTuple):
     """A layer's part of the cache: pages [pages, page_size, kv_heads, D], and the host's slots [slots, 1, kv_heads, D].
 
-    Pages and slots are views of one memory.  Some versions of the host keep all layers in one buffer, and their slot
-    numbers count the rows of all layers.  Then `k_slots` and `v_slots` overlap: each is nearly the whole buffer.  Both
-    are only read.  Writes of new keys and values go to `k_pages` and `v_pages`.
+    Pages and slots are views of one memory.  Some versions of the host keep all layers in one buffer, and slot numbers
+    then count the rows of all layers.  In this case `k_slots` and `v_slots` overlap: each is nearly the whole buffer.
+    Both are only read.  Writes of new keys and values go to `k_pages` and `v_pages`.
     """
 
     group: int  # number of the layer's group, whose layers share page tables and indices

@@ -97,7 +97,7 @@ def attend(
     """Attend: query [B, heads, n, D], key [B, kv_heads, T, D], value [B, kv_heads, T, E] -> [B, n, heads, E].
 
     `bounds` is a result of `mask`.  `window` is the number of keys that a query sees, its own included, or None.
-    `chunk` is the number of positions in the layer's chunks.  Unless bounds have a third number, it is ignored.
+    `chunk` is the number of positions in the layer's chunks, and is ignored unless bounds have a third number.
     """
     seqs, heads, tokens, dim = query.shape
     if bounds is not None and (bounds.dtype != torch.int32 or bounds.shape not in ((seqs, 1, 1, 2), (seqs, 1, 1, 3))):
@@ -180,8 +180,8 @@ def _batch(
 def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
     """Put `place` entries before each row of the table, so that chunks begin where the host's chunks begin.
 
-    There is an entry for each key that the host has dropped from the chunk of the first key.  No query sees these
-    entries: the host only drops keys a chunk or more before the first query, and so none in that query's chunk.
+    There is an entry for each key that the host has dropped from the chunk of the first key that it kept.  No query
+    sees these entries: the host drops only keys at least a chunk before the first query, so none of its chunk.
     """
     columns = torch.arange(table.shape[1] + chunk - 1, device=table.device) - place[:, None]
     return table.gather(1, columns.clamp_(0, table.shape[1] - 1))
@@ -228,9 +228,9 @@ def mask(
 ) -> Tensor | None:
     """Bounds on keys [B, 1, 1, 2] int32: first key, end (exclusive); None if every sequence sees all kv_length keys.
 
-    With chunks that hide keys, [B, 1, 1, 3]: the third number is the first key's offset within its chunk.  Chunks count
-    from a sequence's first token, as in the host.  The host does not call this function for 4-D masks, which `attend`
-    refuses.  Padding is read on the CPU, once for all layers.
+    With chunks that may hide keys, [B, 1, 1, 3]: the third number is the first key's offset within its chunk.  Chunks
+    count from a sequence's first token, as in the host.  The host does not call this function for 4-D masks, which
+    `attend` refuses.  Padding is read on the CPU, once for all layers.
     """
     chunk = None if mask_function is None else _chunk(mask_function)
     end = q_offset + q_length - kv_offset  # a static cache has more slots than keys so far

@@ -83,8 +83,8 @@ def served(model: Any, requests: int, tokens: int, keys: int, page: int, width: 
     `requests` and `tokens` are upper bounds on the sequences and query tokens of a batch.  `keys` is an upper bound on
     the keys of a sequence.  `page` is the page size.
 
-    width: keys for which page tables of decodes have columns.  0: decodes come without page tables.  None: nothing is
-        known about batches.
+    width: keys that a row of a decode's page table has columns for.  0: decodes come without page tables.  None:
+        nothing is known about batches.
     """
     from paged_attn.preparation.engine_steps import Padded
     from paged_attn.preparation.model import spread

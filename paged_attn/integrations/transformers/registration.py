@@ -97,7 +97,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _keep_name(model: type) -> Callable[..., str]:
-    """Wrap the check of names to keep ours: models that list their flash kernels would replace an unknown name."""
+    """Wrap the host's check so that it keeps our names: models that list their flash kernels replace unknown names."""
     original = _attribute(model, "_check_and_adjust_attn_implementation")
 
     @functools.wraps(original)
@@ -124,9 +124,9 @@ def _offer_block_tables(initialization: ModuleType) -> tuple[str, Callable[..., 
 
 
 def _allow_chunks(masking: ModuleType) -> tuple[str, Callable[..., bool]]:
-    """Wrap the host's test for flash implementations, which are refused masks of chunks, to be false for our names.
+    """Wrap the host's test for flash implementations so that it is false for our names.
 
-    Only masks of chunks call the test.
+    Only the function that makes masks of chunks calls the test, and it refuses flash implementations.
     """
     name = "is_flash_attention_requested"
     original = _attribute(masking, name)
@@ -141,10 +141,10 @@ def _allow_chunks(masking: ModuleType) -> tuple[str, Callable[..., bool]]:
 
 
 def _hand_over(paged: type) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """Wrap the cache's `update` to hand over the cache instead of gathering K and V, if models call `update`."""
+    """If models call the cache's `update`, wrap it so that it hands over the cache instead of gathering K and V."""
     original = _attribute(paged, "update")
     parameters = list(inspect.signature(original).parameters)
-    if parameters[-2:] == ["read_index", "write_index"]:  # called by attention functions only
+    if parameters[-2:] == ["read_index", "write_index"]:  # here only attention functions call `update`
         return []
     if parameters != ["self", "key_states", "value_states", "layer_idx", "kwargs"]:
         raise RuntimeError(f"paged_attn does not know PagedAttentionCache.update({', '.join(parameters)})")
@@ -237,7 +237,7 @@ def _compile_ahead(original: Callable[..., None], names: tuple[str, ...]) -> Cal
 
 
 def _by_block_table(config: Any) -> bool:
-    """Whether decodes will come with block tables, by which they are told from batches with prompts."""
+    """Whether decodes will come with block tables, which distinguish them from batches with prompts."""
     kinds = getattr(config, "layer_types", None)
     full = {*kinds} == {"full_attention"} if kinds else getattr(config, "sliding_window", None) is None
     return full and torch.cuda.is_available()
