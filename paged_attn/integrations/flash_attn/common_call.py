@@ -90,7 +90,7 @@ def window_of(given: dict[str, Any]) -> tuple[int, int]:
 
 
 def scales_of_scores(given: dict[str, Any], q: Tensor, k: Tensor) -> tuple[Any, Any]:
-    """Return (q_scale, k_scale).  If q_descale has a row for each sequence, k_scale is the product and q_scale is 1.
+    """Return (q_scale, k_scale).  If q_descale has a row for each sequence, these are 1 and both descales' product.
 
     paged_attention could otherwise take the rows for scales by token.
     """
@@ -176,7 +176,7 @@ def latent(
 
     Scores are q k + qv v, so a whole key is the value and then the rotated part, as they lie in the cache.  With
     only_qv, without k, or if q is None or has no dims, the values are the whole keys.  If `own` is true, k and v are
-    the call's own keys and values, not a cache.  Unless one tensor has both already, they are copied into one.
+    the call's own keys and values, and are copied into one tensor unless they lie in one.  A cache is never copied.
     """
     qv = given["qv"]
     if qv.ndim != 3:

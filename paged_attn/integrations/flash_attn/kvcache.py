@@ -52,10 +52,10 @@ def flash_attn_with_kvcache(
             position start + i; start is rotary_seqlens if given, else cache_seqlens.  Without causal, window_size and
             attention_chunk, all queries of a sequence are rotated by position start.  rotary_interleaved: True by
             default.
-        cache_seqlens: int or [seqs] int32; keys in the cache before this call.  None: the cache is full.  -1: padding.
-        cache_batch_idx: [seqs] int32; rows of the table, or of the cache if there is no table.
-        cache_leftpad: [seqs] int32; index of each sequence's first key.  Chunks count from this key; cache_seqlens and
-            positions in rotary tables count from the first slot.
+        cache_seqlens: int, or [seqs] int32 | int64; keys in the cache before this call.  None: full.  -1: padding.
+        cache_batch_idx: [seqs] int32 | int64; rows of the table, or of the cache if there is no table.
+        cache_leftpad: [seqs] int32 | int64; index of each sequence's first key.  Chunks count from this key;
+            cache_seqlens and positions in rotary tables count from the first slot.
         block_table | page_table: [seqs, max_pages] int32 | int64.
         qv: [seqs, len_q, heads, rank], or [tokens, heads, rank], for latent attention, whose scores are q k + qv v.
             Then v_cache is cache[..., :rank] and k_cache is cache[..., rank:] of one cache.  With only_qv scores are

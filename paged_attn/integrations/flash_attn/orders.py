@@ -1,4 +1,4 @@
-"""Argument orders of FlashAttention's versions: find the order of a call, and give its arguments this library's names.
+"""Argument orders of FlashAttention's versions: find the order of a call, and give each argument one name.
 
 The types of positional arguments and the keywords tell the order.  Contents of tensors on a GPU are not read.
 """
@@ -149,7 +149,9 @@ MASKS = dict.fromkeys(
 
 
 def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the given arguments by this library's names, and the version whose order the call follows.
+    """Return the given arguments, each under one name (ALIASES), and the version whose order the call follows.
+
+    Arguments that are None or IGNORED are left out.
 
     Raises TypeError for an unknown keyword, a keyword given twice, or an order that cannot be told.  Raises ValueError
     for a refused argument.

@@ -25,7 +25,7 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
         max_seqlen_q: upper bound, int.
         max_seqlen_k: upper bound, int.
         causal: True, False, or bool [seqs].
-        window_size: (left, _).  A query sees `left` keys before it and, if it is not causal, `left` keys after it.
+        window_size: (left, _).  A query sees `left` keys before it and, without causality, `left` keys after it.
         mm_prefix_range: [seqs, R, 2] int32 | int64; ranges (first, last), both included, whose tokens see each other.
             A range of one token or none has no effect.
         mm_prefix_clamp_sliding_window: whether the window also hides keys inside ranges.

@@ -16,8 +16,8 @@ from .common_call import FP8, attend, bound, dense, even_starts, int32, latent, 
 from .orders import bind
 
 PAGE = 64  # page size of ragged keys that are copied
-# Rows (query tokens x query heads of a KV head) from which on a copy of the keys pays.  Over pages of one token,
-# prefills take twice as long.  At 800 TFLOP/s and 4 TB/s, this costs more time than a copy from some 350 rows on.
+# Rows (query tokens x query heads of a KV head) from which on a copy of keys and values pays.  Over pages of one
+# token, prefills take twice as long.  At 800 TFLOP/s and 4 TB/s, this costs more than a copy from some 350 rows on.
 ROWS = 512
 # Arguments that may have an axis of sequences -> number of axes of the argument if it has that axis.
 OF_SEQS = {"alibi_slopes": 2, "q_descale": 2, "k_descale": 2, "v_descale": 2, "dynamic_causal": 1}
@@ -44,10 +44,10 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
         k, v: [pages, page_size, kv_heads, head_dim] with a table, dtype of q or fp8.  Without a table, [total_k,
             kv_heads, head_dim], sequence s in rows cu_seqlens_k[s] ... cu_seqlens_k[s + 1] - 1, or [seqs, max_len,
             kv_heads, head_dim] with seqused_k.  The last axis of v, and of results, may have another size.
-        cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32.
+        cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32 | int64.
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
-        seqused_q: [seqs] int32; number of first queries of each sequence that count.  Rows of other queries are zeros.
-        seqused_k: [seqs] int32; keys of each sequence, instead of the differences of cu_seqlens_k.
+        seqused_q: [seqs] int32 | int64; only this many first queries of a sequence count.  Rows of others are zeros.
+        seqused_k: [seqs] int32 | int64; keys of each sequence, instead of the differences of cu_seqlens_k.
         block_table: [seqs, max_pages] int32 | int64, also named page_table.  Entries past the last key may hold
             anything.
         qv: [tokens, heads, rank], also named q_v, for latent attention, as in flash_attn_with_kvcache.  Without a
@@ -65,8 +65,8 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
 
     The arguments softmax_scale, softcap and out are as in paged_attention.  Arguments that steer only how results are
     computed (num_splits, pack_gqa, scheduler_metadata, ...) are ignored.  Without a table, a call is fastest if both
-    cu_seqlens are one tensor.  Otherwise few queries read pages of one token, and many queries read a copy of the keys.
-    There is no host sync, and calls can be captured in a CUDA graph.
+    cu_seqlens are one tensor.  Otherwise few queries read pages of one token, and many queries read a copy of keys and
+    values.  There is no host sync, and calls can be captured in a CUDA graph.
 
     Returns: [tokens, heads, head_dim], or (out, lse).  FlashAttention-2's return_attn_probs gives (out, lse, None).
         FlashAttention-4's order always gives (out, lse or None).  Rows that see no key are zeros with an LSE of minus
@@ -169,7 +169,7 @@ def ragged(k: Tensor, v: Tensor, starts: Tensor, longest: int, rows: int, latent
 
 
 def with_room(x: Tensor, room: int) -> Tensor:
-    """A copy [tokens + room, ...] that ends with zeros: leftover infinities times weights of 0 would warn on a CPU."""
+    """A copy [tokens + room, ...] that ends with zeros: infinities in unset rows, times weights of 0, warn on a CPU."""
     copy = torch.empty((x.shape[0] + room, *x.shape[1:]), dtype=x.dtype, device=x.device)
     copy[: x.shape[0]].copy_(x)
     copy[x.shape[0] :].zero_()
