@@ -21,7 +21,7 @@ from .tables import Tables, starts_of
 
 
 class LatentBackend(Backend):
-    """Decodes, drafts and prompts behind a short context over latents; other prompts over expanded keys and values."""
+    """Attention over latents for decodes, drafts and some prompts (`method_of`), else over expanded keys and values."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
@@ -135,8 +135,9 @@ class LatentBackend(Backend):
 def method_of(attention: Any, batch: Any) -> Any:
     """Return how DeepSeek's models call attention, by SGLang's rule for FlashAttention-3.
 
-    Prompts have expanded keys, also for their contexts, at once or in chunks.  Prompts are absorbed, as all other calls
-    are, if their contexts together are shorter than SGLang's threshold but not empty, and on a deterministic server.
+    Prompts have expanded keys, also for their contexts, at once or in chunks.  All other calls are absorbed.  So are
+    prompts on a deterministic server, and prompts whose contexts together are shorter than SGLang's threshold but not
+    empty.
     """
     from sglang.srt.models.deepseek_common.attention_backend_handler import handle_attention_fa3
 
