@@ -21,7 +21,7 @@ def elements_of(kv_cache_dtype: str) -> torch.dtype | None:
 
 
 def elements_in(kv_cache_dtype: str, dims: int) -> int:
-    """Elements of a head of so many dims, without a scale: int4 has two dims a byte."""
+    """Number of elements that hold `dims` dims of a head, without the scale: an element of int4 holds two dims."""
     return dims // 2 if kv_cache_dtype == INT4 else dims
 
 
@@ -31,15 +31,15 @@ def tail_of(kv_cache_dtype: str) -> int:
 
 
 def row_of(kv_cache_dtype: str, *dims: int) -> int:
-    """Elements of a slot's row for heads of these dims, keys' and values', scales included."""
+    """Elements of one head in a slot, scales included.  dims: width of the key, of the value, or of both in turn."""
     return sum(elements_in(kv_cache_dtype, n) + tail_of(kv_cache_dtype) for n in dims)
 
 
 class Rotation:
     """vLLM's rotation of heads before int4: signs, then Hadamard matrices of 1 and -1, which lengthen heads.
 
-    Products of rotated queries and keys, divided by the square of that length, are those of unrotated ones.  Signs are
-    vLLM's own, so that its kernels and other instances read the same caches.
+    Products of rotated queries and keys, divided by the square of the factor by which heads grow, are those of the
+    unrotated ones.  Signs are vLLM's own, so that its kernels and other instances read the same caches.
     """
 
     def __init__(self, dims: int) -> None:
@@ -56,6 +56,7 @@ class Rotation:
 def rotated(x: Tensor, rotation: Tensor) -> Tensor:
     """Rotate heads [tokens, heads, dims] by a matrix [dims, dims], a field of Rotation.
 
-    VLLM_BATCH_INVARIANT replaces this product of torch's, but in vLLM 0.26 none that writes into a given tensor.
+    VLLM_BATCH_INVARIANT replaces torch's product, but in vLLM 0.26 not a product that writes into a given tensor.
+    Therefore the result is a new tensor.
     """
     return x @ rotation.to(x)

@@ -25,7 +25,7 @@ SERVED = (AttentionType.DECODER, AttentionType.ENCODER_DECODER, *ENCODERS)
 
 
 class Impl(AttentionImpl):
-    """Attention of a layer, without its projections: vLLM calls it between these."""
+    """Attention of a layer.  vLLM calls it after the layer's input projections and before its output projection."""
 
     # Decode context parallelism.  Masks go by positions in whole sequences, so drafts work with stripes of any size.
     supports_dcp: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class Impl(AttentionImpl):
             self._check_ranks()
         self.fp8 = None if self.encodes else elements_of(kv_cache_dtype)
         self.tail = 0 if self.encodes else tail_of(kv_cache_dtype)
-        # of keys and of values; made here, for no graph may capture how they are made
+        # rotations of keys and of values; made here, because no graph may capture their making
         self.rotations: tuple[Rotation, Rotation] | None = None
         if kv_cache_dtype == INT4 and not self.encodes:
             self.rotations = Rotation(head_size), Rotation(self.head_size_v)
@@ -198,9 +198,9 @@ class Impl(AttentionImpl):
     ) -> Tensor:
         """Attend; query [tokens, heads, head_size], output [tokens, heads, head_size_v].
 
-        kv_cache is [blocks, kv_heads, block_size, head_size + head_size_v] with any strides.  A cache with scales by
-        token has TAIL more bytes behind each key and each value.  Rows of `output` behind the batch's tokens are
-        padding, and become zeros.
+        kv_cache is [blocks, kv_heads, block_size, head_size + head_size_v] with any strides, or half as wide for int4.
+        A cache with scales by token has TAIL more bytes behind each key and each value.  Rows of `output` behind the
+        batch's tokens are padding, and become zeros.
         """
         if attn_metadata is None:  # vLLM only measures how much memory a step takes
             return output.fill_(0)
@@ -260,7 +260,7 @@ class Impl(AttentionImpl):
         if output_scale is not None:
             raise NotImplementedError("paged_attn does not quantise results of decode context parallelism")
         _, world, stripe = shard
-        # The call takes sinks of all heads, and a rank reads its own part alone.  Copies of it fill the other parts.
+        # The call takes sinks of all heads, but a rank reads only its own part.  Copies of this part fill the rest.
         sinks = None if self.sinks is None else self.sinks.repeat(world)
         return {"group": group, "stripe": stripe, "q_heads": "own", "sinks": sinks}
 
@@ -285,7 +285,7 @@ class Impl(AttentionImpl):
         """Keys [blocks, kv_heads, block, head_size] and values [..., head_size_v]: views of the cache, which are kept.
 
         int4 has half as many elements.  If the cache has scales by token, views of these [blocks, kv_heads, block] are
-        kept, too.  They lie behind keys and behind values.
+        kept, too.  A scale lies behind its key or value.
         """
         if self._seen is not kv_cache or self._caches is None:
             kind, of_keys, of_values = self.kv_cache_dtype, self.head_size, self.head_size_v

@@ -160,7 +160,7 @@ class Impl(frame.MLACommonImpl):
         return (out, None) if isinstance(out, Tensor) else out
 
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """View a cache without axis 2 as (keys [blocks, block, 1, rank + rope], values: their first `rank` dims)."""
+        """View [blocks, block, rank + rope] as (keys [blocks, block, 1, rank + rope], values: their first dims)."""
         if kv_cache.ndim != 3 or kv_cache.shape[-1] != self.head_size:
             raise NotImplementedError(
                 f"paged_attn knows caches of latents [blocks, block, {self.head_size}], got {list(kv_cache.shape)}"
@@ -173,7 +173,7 @@ class Impl(frame.MLACommonImpl):
 
 
 class Backend(host.Common, frame.MLACommonBackend):
-    """The backend of latent attention that has the name CUSTOM, with what vLLM asks before it chooses a backend."""
+    """The backend CUSTOM of latent attention, with its answers to what vLLM asks before it chooses a backend."""
 
     impl: ClassVar[type] = Impl
     builder: ClassVar[type] = Builder

@@ -134,7 +134,7 @@ class Prompts:
         self.lens = torch.full((seqs,), ALL, dtype=torch.int32, device=device)
 
     def tell(self, lens: Tensor | None, seqs: int) -> Tensor:
-        """Copy prompt lengths and return them, [seqs] int32.  Padding that vLLM leaves out has length 0.  None: ALL."""
+        """Copy prompt lengths, with 0 for padding that vLLM leaves out; return [seqs] int32.  lens None: all ALL."""
         mine = self.lens[:seqs]
         if lens is None:
             return mine.fill_(ALL)
@@ -144,7 +144,7 @@ class Prompts:
         return mine
 
     def applied(self, metadata: Metadata, lens: Tensor | None) -> Metadata:
-        """Return metadata with prefixes.  Sequences of several queries are cut in two at the end of the prompt."""
+        """Return metadata with prefixes.  Unless max_query_len is 1, sequences are cut in two where prompts end."""
         m = metadata
         prompts = self.tell(lens, len(m.seq_lens))
         if m.max_query_len == 1:  # a single query is last, so its prefix has no later keys

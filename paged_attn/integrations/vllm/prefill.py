@@ -50,7 +50,8 @@ class Prefill(MLAPrefillBackend):
     ) -> Any:
         """Attend to a chunk of contexts -> (out, LSE [heads, tokens]).
 
-        chunk: the chunk and its requests.  Up to vLLM 0.31, chunk_idx: number of a chunk that has keys of all requests.
+        chunk: the chunk and its requests.  vLLM up to 0.31 passes chunk_idx instead, the number of a chunk, which has
+            keys of all requests.
         """
         of = self._prefill_metadata
         if chunk is not None:
