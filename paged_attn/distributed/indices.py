@@ -4,9 +4,9 @@ All functions are plain torch without a host sync, as in `paged_attn.step`.
 
 For keys that lie over ranks: `own_lens`, `own_positions`, `slots` and `page_table`.
 
-For prompts over ranks: `zigzag` and `gathered_table`.  Every rank gathers all keys, which it reads as a paged cache
-without another copy.  It computes two chunks of query tokens, as two sequences of a batch: one chunk from the first
-half of the prompt, and its mirror image from the second half.  All ranks thus have equal work.
+For prompts over ranks: `zigzag` and `gathered_table`.  Every rank gathers all keys and values, and reads them as
+paged caches without another copy.  Each rank computes two chunks of query tokens, as two sequences of a batch: one
+chunk from the first half of the prompt, and its mirror image from the second half.  All ranks thus have equal work.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def zigzag(tokens: int, rank: int, world: int, device: torch.device | str | None
 def gathered_table(tokens: int, page_size: int, world: int, device: torch.device | str | None = None) -> Tensor:
     """Page table over the keys of a prompt, in the order that an all-gather of every rank's `zigzag` chunks leaves.
 
-    The gathered keys [tokens, kv_heads, head_dim] are a cache: `.view(-1, page_size, kv_heads, head_dim)`.
+    The gathered keys [tokens, kv_heads, head_dim] become a cache by `.view(-1, page_size, kv_heads, head_dim)`, as do
+    the values.
 
     Args:
         tokens: length of the prompt.

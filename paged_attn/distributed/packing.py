@@ -35,14 +35,17 @@ def fours_of(sizes: Sizes) -> int:
 
 
 def packed_shape(sizes: Sizes) -> tuple[int, int]:
-    """Return (blocks, float32 numbers in a block): there is a block for each owner, with `dims` + 1 numbers a row."""
+    """Return (blocks, float32 numbers in a block), with `dims` + 1 numbers a row.
+
+    Each owner has a block of its own.  If every rank returns all heads, all owners have equal rows and share one block.
+    """
     return sizes.heads // sizes.given, 4 * fours_of(sizes) * (sizes.dims + 1)
 
 
 def packed(out: Tensor, lse: Tensor, sizes: Sizes) -> Tensor:
-    """Pack out [tokens, heads, dims] and lse [tokens, heads] -> [owners, tokens * given * (dims + 1)] float32.
+    """Pack out [tokens, heads, dims] and lse [tokens, heads] -> [blocks, tokens * given * (dims + 1)] float32.
 
-    The block of an owner has the results of its heads, then their log-sum-exps.  It is not padded.
+    A block has the results of an owner's heads, then their log-sum-exps.  Unlike those of `steps`, it is not padded.
     """
     blocks = [x.float().unflatten(1, (-1, sizes.given)).transpose(0, 1).flatten(1) for x in (out, lse)]
     return torch.cat(blocks, 1)
