@@ -22,7 +22,7 @@ ALIASES |= {f"{prefix}{name}": name for prefix in ("fp8_", "float8_") for name i
 
 
 class Dtype(click.Choice[str]):
-    """One of a few dtypes, which may also have the name that torch or an engine uses."""
+    """One of a few dtypes, also by the names that torch or an engine has for it (ALIASES)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(ALIASES.get(value, value), param, ctx)

@@ -67,7 +67,7 @@ class Sizes:
     seed: int
     bucket: int = 1  # max_seqlen_k is a multiple of it, as in engines, so that most steps repeat a kept call
 
-    checked_tokens = 64  # adjacent tokens that are compared of each checked sequence; all, if `checked` is None
+    checked_tokens = 64  # adjacent tokens of a checked sequence that are compared; all, if `checked` is None
 
     @property
     def checked_in_a_layer(self) -> int | None:

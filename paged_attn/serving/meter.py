@@ -57,8 +57,8 @@ def measured_ceilings(device: torch.device) -> Ceilings:
 class Stopwatch:
     """Measures GPU seconds of a function, without the time in which the CPU prepares launches.
 
-    The function should have run before, so that nothing is compiled.  A matrix product before it keeps the GPU busy
-    while the CPU prepares launches.
+    The function should have run before, so that nothing is compiled.  A matrix product, launched first, keeps the GPU
+    busy while the CPU prepares the function's launches.
     """
 
     def __init__(self, device: torch.device) -> None:
