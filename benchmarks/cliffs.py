@@ -1,6 +1,7 @@
 """The cliff map: latency over (batch, q_len, keys), and its cliffs: steps that a model of the work does not explain.
 
-A step goes from a cell of the grid to its neighbour along one axis, in either direction.  A step is a cliff if
+A step goes from a cell c1 of the grid to its neighbour c2 along one axis, in either direction.  With the measured times
+t1 and t2 of these cells, the step is a cliff if
 
     t2 / t1 > ALLOWED * max(1, model(c2) / model(c1)), where
 

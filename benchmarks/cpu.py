@@ -140,7 +140,8 @@ def timed(calls: Calls, rounds: int, clock: Callable[[], float] = perf_counter) 
 def against(case: str, seconds: dict[str, float]) -> float:
     """Return the seconds with which a case is compared.
 
-    For a prefill they are SDPA's, for decodes SDPA's and the copy's, for a mixed batch the sum of its parts.
+    A prefill is compared with SDPA, decodes with SDPA plus the copy, and a mixed batch with the sum of its sequences
+    alone.
     """
     if case.startswith("decode"):
         return min(seconds["SDPA, contiguous"], seconds["SDPA, contiguous, enable_gqa"]) + seconds["gather"]

@@ -51,7 +51,7 @@ SPEED = {  # case -> (batch, least speed-up wanted on 2 and on 4 GPUs)
     "1 x 1M, heads 8/1": (Batch(1, 1 << 20, 8, 1), (1.70, 2.75)),
     "1 x 1M, latents of 16 heads": (Batch(1, 1 << 20, 16, 1, latent=True), (1.70, 2.75)),
 }
-EXCHANGED = (1, 8, 32)  # sequences, of one token each, whose states are exchanged
+EXCHANGED = (1, 8, 32)  # numbers of sequences, of one query token each, whose states are exchanged
 LOCAL_KEYS = 8192  # own keys of a rank, for each sequence of EXCHANGED
 OWN_KEYS = {"32 x 32k own keys": (32, 32768), "1 x 128k own keys": (1, 1 << 17), "1 x 8k": (1, 8192)}
 FEATURES = Batch(8, 65536)

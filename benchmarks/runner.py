@@ -140,9 +140,10 @@ def losses(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def totals(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return by peer: its seconds summed over its cases, the library's over the same cases, their number, the ratio.
+    """Return for each peer its summed seconds, the library's over the same cases, the number of cases, and the factor.
 
-    `best rival` takes the fastest competitor of each case, a choice that no server could make.
+    The factor is the peer's sum divided by the library's.  `best rival` takes the fastest competitor of each case, a
+    choice that no server could make.
     """
     table: dict[str, dict[str, float]] = {}
     best = [

@@ -24,7 +24,7 @@ HEADS, KV_HEADS, HEAD_DIM, PAGE, EPS = 32, 8, 128, 16, 1e-6
 TOKENS = (1, 64, 4096, 16384)
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 LONGEST = 32768  # rows of the table of angles
-AGREE = 4e-2  # bound of the relative error in 2-norm: e4m3 has 4 bits, and some peers round norms to 16 bits first
+AGREE = 4e-2  # bound on the relative error in 2-norm: e4m3 has 4 bits, and some peers round norms to 16 bits first
 SCALE, SCALES = 1 / 16, ("k_scale", "v_scale")
 
 
@@ -41,7 +41,7 @@ class Write(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes that must move: projections, angles, position and slot number of each token; queries, keys, values."""
+        """Bytes that must move for all tokens: projections, angles, positions, slots; queries, keys, values, scales."""
         read = (HEADS + 2 * KV_HEADS) * HEAD_DIM * 2 + HEAD_DIM * 4 + 16
         written = 2 * KV_HEADS * (HEAD_DIM * self.cache.itemsize + 4 * self.by_token)
         return self.tokens * (read + HEADS * HEAD_DIM * 2 + written)
