@@ -20,7 +20,7 @@ from tests.support.cases import Case
 
 BUDGETS = (256, 2048)  # upper bounds of the tokens in a step: decodes come first, then chunks of prompts
 MAX_SEQS = 256
-CACHE_TOKENS = 1 << 19  # 2 GiB in a layer; 64 GiB in 32 layers, which an 80 GB card has beside an 8B model
+CACHE_TOKENS = 1 << 19  # 2 GiB in a layer; 64 GiB in 32 layers, which an H200 has beside an 8B model
 STEPS, SAMPLES = 2000, 24
 
 

@@ -193,7 +193,7 @@ class _Layers:
         reference_seconds = self._now() - began
 
         if self.stopwatch is not None:
-            # Attention again, now that its kernels are compiled, in one layer after another: to time the GPU alone.
+            # To time the GPU alone, attend again in all layers in turn, now that the kernels are compiled.
             attention_seconds = self.stopwatch.seconds(
                 lambda: [
                     self._attend(paged_attn.paged_attention, q, caches, batch)

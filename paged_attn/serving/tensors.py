@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paged_attn.serving.scheduler import StepPart
 
-NO_PAGE = 2**31 - 1  # page id behind a sequence's last page in the page table; no cache has this page
+NO_PAGE = 2**31 - 1  # id in a row of the page table after the sequence's last page; no cache has this page
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 

@@ -176,7 +176,8 @@ def latent(
 
     Scores are q k + qv v, so a whole key is the value and then the rotated part, as they lie in the cache.  With
     only_qv, without k, or if q is None or has no dims, the values are the whole keys.  If `own` is true, k and v are
-    the call's own keys and values, and are copied into one tensor unless they lie in one.  A cache is never copied.
+    the call's own keys and values, and are copied into one tensor unless they lie in one.  A cache must have both in
+    one tensor.
     """
     qv = given["qv"]
     if qv.ndim != 3:

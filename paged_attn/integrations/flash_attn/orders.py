@@ -29,7 +29,7 @@ UNIFIED = (
     "out", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "softmax_scale", "causal", "window_size",
     "block_table", "softcap", "q_descale", "k_descale", "v_descale",
 )  # fmt: skip
-# Function -> version -> names of arguments behind q, k and v, or behind q, k_cache and v_cache.  If several versions
+# Function -> version -> names of arguments after q, k and v, or after q, k_cache and v_cache.  If several versions
 # fit and mean the same, the first one counts.
 ORDERS: dict[str, dict[str, tuple[str, ...]]] = {
     "flash_attn_func": {

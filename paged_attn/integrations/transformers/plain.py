@@ -181,7 +181,7 @@ def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
     """Put `place` entries before each row of the table, so that chunks begin where the host's chunks begin.
 
     There is an entry for each key that the host has dropped from the chunk of the first key that it kept.  No query
-    sees these entries: the host drops only keys at least a chunk before the first query, so none of its chunk.
+    sees these entries: the host drops only keys at least a chunk before the first query, so none in that query's chunk.
     """
     columns = torch.arange(table.shape[1] + chunk - 1, device=table.device) - place[:, None]
     return table.gather(1, columns.clamp_(0, table.shape[1] - 1))

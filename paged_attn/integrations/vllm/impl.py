@@ -139,7 +139,7 @@ class Impl(AttentionImpl):
         kv_cache: Tensor,
         layer_slot_mapping: Tensor,
     ) -> None:
-        """In one launch, rotate queries in place, and write rotated keys, and values, into the cache.
+        """In one launch, rotate queries in place, and write values and rotated keys into the cache.
 
         `key` itself stays unrotated, because forward reads keys from the cache.
         """
@@ -163,7 +163,7 @@ class Impl(AttentionImpl):
         kv_cache: Tensor,
         layer_slot_mapping: Tensor,
     ) -> None:
-        """In one launch, norm and rotate queries into q_out, and write normed and rotated keys, and values.
+        """In one launch, norm and rotate queries into q_out, and write values and normed, rotated keys to the cache.
 
         k_out is not written, because forward reads keys from the cache.
         """
@@ -323,7 +323,7 @@ class Impl(AttentionImpl):
         return {} if self.fp8 is None else {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
-        """Whether vLLM may fuse quantisation into attention: to e4m3 with one scale, unless ranks share the keys."""
+        """Whether vLLM may fuse quantisation into attention: to e4m3 by one scale, not over ranks, not over int4."""
         from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
 
         # ranks exchange float32, and results over int4 are rotated back
