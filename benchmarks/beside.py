@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SAMPLED = 200_000  # upper bound on how many elements of a result are compared
-AGREE = 4e-3  # upper bound of the relative error in 2-norm of results that agree: two roundings to 8 bits
+AGREE = 4e-3  # upper bound on the relative error, in 2-norm, of results that agree: two roundings to 8 bits
 
 
 class Version(NamedTuple):

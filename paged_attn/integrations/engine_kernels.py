@@ -32,7 +32,7 @@ from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.formats import is_scaled
 
 VARIABLE = "PAGED_ATTN_PREPARE"
-SECONDS = 600.0  # longest wait of a first call for kernels; many processors need a hundredth of it
+SECONDS = 600.0  # a first call waits at most this long for kernels; many processors need a hundredth
 LATER = "paged_attn: kernels will be compiled when a call first needs them: {}: {}"
 # Host -> fields of Model that all its layers are assumed to have in `prepare_for`.
 OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}
