@@ -2,7 +2,7 @@
 
 With a new maximum over each tile's keys, maxima and weights would pass through shared memory: seven barriers a tile.
 So weights use the maximum so far, and are made again if a thread's sum of weights is too large: two barriers a tile.
-Behind the first barrier, all weights are written, and all warps know whether a sum is too large.
+After the first barrier, all weights are written, and all warps know whether a sum is too large.
 """
 
 from ...common.blocking import end_in, gap_before
@@ -51,8 +51,8 @@ def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
 def raise_by_power(scores, unit, powers, rows, S: gl.constexpr):
     """(scores * unit + powers [N, TILE], 1): exponents of 2, and the factor that is left to apply to them.
 
-    powers [TILE]: base-2 logarithms of the values' scales (`slot_scales`).  So each weight has its value's scale as a
-    factor, and maxima, which are found afterwards, keep such weights in float16's range.
+    powers [TILE]: base-2 logarithms of the values' scales (`slot_scales`).  So each weight contains its value's
+    scale.  Maxima are found afterwards, with the scales, and keep these weights in float16's range.
     """
     BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
     one = 1.0
@@ -101,7 +101,7 @@ def scale_results(acc, factor, S: gl.constexpr):
 
 @gluon.jit
 def by_lane(x, S: gl.constexpr, P: gl.constexpr):
-    """Return sums [N, warps, 8 lanes] over the registers of each thread, of a transposed product x [N, TILE]."""
+    """Return each thread's sum of each row, [N, warps, 8 lanes], of a transposed product x [N, TILE]."""
     x = x.reshape([P.COLUMNS, S.TILE // P.ROWS, P.ROWS // 16, 2, 8])
     return gl.sum(gl.sum(x, axis=3), axis=1)
 
@@ -115,7 +115,7 @@ def beside_lanes(x, like):
 
 @gluon.jit
 def no_sums(state, S: gl.constexpr, P: gl.constexpr):
-    """Zero sums [N, warps, 8 lanes] of weights by thread."""
+    """Return zeros [N, warps, 8 lanes], the initial sums of weights of each thread."""
     ROWS: gl.constexpr = state.max.type.layout
     return by_lane(gl.full([P.COLUMNS, S.TILE], 0.0, gl.float32, ROWS.parent), S, P)
 
@@ -129,10 +129,11 @@ def sums_together(state, sums):
 
 @gluon.jit
 def without_zeros(acc, below, UNIT: gl.constexpr):
-    """Return results acc [DIM, N] of stored int4 values, less sums of weights times zero points.
+    """Return results [DIM, N] of int4 values: acc, sums of weighted stored numbers, less weighted zero points.
 
-    below [N, warps, 8 lanes]: those sums by thread.  UNIT: what 1 of an even dim is in acc; of an odd dim 16 times as
-    much.  Dims are in the order of `columns.gather_columns`: in every second group of eight rows, dims are odd.
+    below [N, warps, 8 lanes]: each thread's sums of weights times zero points.  In acc, a 1 is UNIT in even dims, and
+    16 * UNIT in odd dims; in the results it is 1.  `columns.gather_columns` has not yet ordered the dims of acc: in
+    every second group of eight rows, dims are odd.
     """
     row = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, acc.type.layout))
     unit = gl.where(row // 8 % 2 == 1, 1 / 16 / UNIT, 1 / UNIT)
@@ -152,7 +153,7 @@ def raise_flags(flags, sums, count, P: gl.constexpr):
 
 @gluon.jit
 def any_flag(flags, P: gl.constexpr):
-    """Return 1 if any warp has raised its flag, else 0; read from each warp's first lane."""
+    """Return 1 if any warp has raised its flag, else 0; only the flag of each warp's first lane is read."""
     WARPS: gl.constexpr = P.ROWS // 16
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, WARPS], [32, 1], [WARPS, 1], [1, 0])
     return gl.max(gl.max(flags.slice(0, 1, dim=0).load(LAYOUT), axis=1), axis=0)
@@ -167,11 +168,10 @@ def weigh_columns(
 
     Weights use the maxima so far, unless a sum exceeds the limit.  An item's first tile (`first`) always gets new
     maxima, because most rows have no maximum yet.  Only the first `count` rows have queries.  In later tiles, a row
-    without a maximum has infinite weights, beyond the limit.  Rows within the limit keep their maxima, and so their
-    bits, whatever rows share their block.
+    without a maximum has infinite weights, beyond the limit.  A row within the limit keeps its maximum, so its
+    result has the same bits whichever rows share its block.
 
-    inverse [TILE]: factor of each weight where it is added to a sum: the inverse of its value's scale (`slot_scales`).
-    None: 1.
+    inverse [TILE]: factor of each weight in its row's sum: the inverse of the value's scale (`slot_scales`).  None: 1.
 
     zeros [TILE]: zero points of int4 values.  Rounded weights times zero points are added to `below`, which is then
     returned, too.

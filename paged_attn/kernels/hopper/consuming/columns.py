@@ -4,8 +4,8 @@ A product has at least 64 rows, but any multiple of 8 columns.  Few queries as c
 rows, nearly all of which would be empty.  Scores [N, TILE] and results [N, DIM] are transposed views of products, so
 masks and modifiers work as for rows.  N is COLUMNS.
 
-wgmma reads 16-bit keys and values from shared memory.  x-packed, fp8 and int4 tiles pass through registers, where bytes
-become float16.
+wgmma reads 16-bit keys and values from shared memory.  x-packed, fp8, int8 and int4 tiles pass through registers, where
+fp8, int8 and int4 numbers become float16.
 """
 
 import triton
@@ -45,7 +45,7 @@ MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # with more columns, registers 
 def is_early(S, P):
     """Whether the next keys or values are loaded into registers while a product runs.
 
-    True for fp8 and x-packed tiles, if registers hold the running product's operand and the next one.
+    True for x-packed, fp8, int8 and int4 tiles, if registers hold the running product's operand and the next one.
     """
     return (
         S.DIM + S.VALUE_PADDED <= 256 if P.PACKED else P.FP8 > 0 and S.REST is None
@@ -54,7 +54,7 @@ def is_early(S, P):
 
 @triton.constexpr_function
 def is_made_anew(S):
-    """Whether addresses of operands are computed anew for each tile; with wide heads, they would spill otherwise."""
+    """Whether addresses of operands are computed anew for each tile; with wide heads, kept addresses would spill."""
     return S.DIM > 256 or S.VALUE_PADDED > 256
 
 
@@ -72,8 +72,8 @@ def is_turned(S, P):
 def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Allocate shared memory for the weights of a tile, a right operand [N, TILE].
 
-    A consumer of two warpgroups (`is_shared`) needs no memory of its own.  Its weights lie in the query slots, behind
-    the few query rows (`weights_room`).
+    A consumer of two warpgroups (`is_shared`) needs no memory for weights alone.  Its weights lie in the query slots,
+    behind the few query rows (`weights_room`).
 
     With `is_early`, there is memory for two tiles, because one warp's next weights must not overwrite weights that
     another warp's product still reads.  Triton's barrier between that product and the next weights does not suffice:
@@ -109,7 +109,7 @@ def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
-    """Return fp8 keys as a left operand [TILE, DIM] in float16, with dims in the order of `queries.scatter`.
+    """Return fp8 or int8 keys as a left operand [TILE, DIM] in float16, with dims in the order of `queries.scatter`.
 
     In that order, a thread's fragment of the left operand is 16 neighbouring dims of a key.  Otherwise, the fragment
     would be pairs of dims that are far apart.
@@ -127,10 +127,10 @@ def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """Return fp8 values as a left operand [DIM, TILE] in float16, zero outside the keys [lo, end).
+    """Return fp8 or int8 values as a left operand [DIM, TILE] in float16, zero outside the keys [lo, end).
 
-    Dims are permuted, and `gather_columns` brings the results' dims in order.  A thread's fragment of the left operand
-    is four neighbouring dims of a key (two with 64 dims).  Otherwise, its dims would be eight apart.
+    Dims are permuted, and `gather_columns` restores their order in the results.  A thread's fragment of the left
+    operand is four neighbouring dims of a key (two with 64 dims).  Otherwise, its dims would be eight apart.
     """
     HALVES: gl.constexpr = S.VALUE_PADDED == 64  # the dims are the 64 rows of a product, of which each thread has two
     dtype: gl.constexpr = gl.int16 if HALVES else gl.int32
@@ -177,7 +177,7 @@ def widened_int4_values(values, turn, S: gl.constexpr, P: gl.constexpr):
     """Return stored int4 values as a left operand [DIM, TILE] in float16, with dims in the order of `widened_values`.
 
     Units are those of `conversions.widen_int4_apart`.  Any byte is two finite numbers, so values of keys that no row
-    sees need not be zero: their weights are.
+    sees need not become zeros: their weights are zero.
     """
     HALVES: gl.constexpr = S.VALUE_PADDED == 64
     dtype: gl.constexpr = gl.uint8 if HALVES else gl.int16
@@ -195,7 +195,7 @@ def widened_int4_values(values, turn, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def gather_columns(acc, S: gl.constexpr, P: gl.constexpr):
-    """Return results acc [DIM, N] of `widened_values` with dims in order; nothing moves between threads."""
+    """Return results acc [DIM, N], permuted as `widened_values`, with dims in order; nothing moves between threads."""
     if S.VALUE_PADDED == 64:
         x = acc.reshape([4, 2, 8, P.COLUMNS]).permute((0, 2, 1, 3))
     else:
@@ -219,7 +219,10 @@ def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl.constexpr):
-    """Wait for the next tile's values; return a left operand [DIM, TILE], zero outside the keys [lo, end)."""
+    """Wait for the next tile's values; return a left operand [DIM, TILE].
+
+    Values outside the keys [lo, end) become zeros, except int4 values, which are always finite.
+    """
     wait_tile(values, turn, P)
     if is_int4(P):
         return widened_int4_values(values, turn, S, P)
@@ -239,7 +242,8 @@ def attend_columns(
 ):
     """(turns, state) after the tiles of an item, the last tile first; the state's acc is [VALUE_PADDED, N].
 
-    lo: first key that some row of the block sees, inclusive.  total [N]: over int4, as `take_queries` returns it.
+    lo: first key that some row of the block sees, inclusive.
+    total [N]: with int4 keys, the sum of each query's dims (`take_queries`); otherwise None.
     """
     EARLY: gl.constexpr = is_early(S, P)
     IN_ONE: gl.constexpr = in_one_ring(S, P)

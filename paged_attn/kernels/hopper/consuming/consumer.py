@@ -23,7 +23,7 @@ from .tile_scores import leave, multiply_keys, score_scale, value_scale
 
 @gluon.jit
 def drain(rings, turns, count, P: gl.constexpr):
-    """Release `count` tiles unread, for one of several consumers, which has no rows in this block; return the turns."""
+    """Release `count` tiles unread, as one of several consumers that has no rows in this block; return the turns."""
     k_turn, v_turn = turns.key, turns.value
     for _ in range(count):
         wait_tile(

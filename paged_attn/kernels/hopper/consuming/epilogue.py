@@ -15,9 +15,9 @@ from .fp8 import in_order
 
 @gluon.jit
 def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """(rows, state) of an item, ready to be stored: dims in order, with the sink, and rows and sums in acc's layout.
+    """(rows, state) of an item, ready to be stored: dims in order, the sink included, maxima and sums in acc's layout.
 
-    acc [ROWS, VALUE_PADDED].  room: the bank, by which fp8 products bring their dims in order.
+    acc [ROWS, VALUE_PADDED].  room: the bank, through which results of fp8 products pass to get their dims in order.
     """
     acc = state.acc
     if P.FP8_PRODUCTS:
@@ -33,7 +33,7 @@ def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexp
 
 @gluon.jit
 def dims_from(dim, P: gl.constexpr):
-    """Return dims of the output from dims of this launch, which begin with FROM_DIM."""
+    """Return the output's dims for dims of this launch, counted from 0; the launch's first dim is FROM_DIM."""
     if P.FROM_DIM > 0:
         return dim + P.FROM_DIM
     else:

@@ -26,7 +26,7 @@ def make_ones(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     row = gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(1, LAYOUT)), 1)
     one = gl.where(row == 0, gl.full([8, S.TILE], 0x38, gl.int32, LAYOUT), 0)  # 0x38 is 1 in e4m3
     ones = gl.allocate_shared_memory(dtype, [8, S.TILE], layout)
-    ones.store(one.to(gl.int8).to(dtype, bitcast=True))  # as an argument of the allocation, the bytes arrived wrong
+    ones.store(one.to(gl.int8).to(dtype, bitcast=True))  # bytes given to the allocation arrived wrong
     return ones
 
 
@@ -70,7 +70,7 @@ def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
 
 @gluon.jit
 def adds_up(number):
-    """Whether an item's value product `number` is added to acc; False up to number 0, and after a deposit."""
+    """Whether an item's value product `number` is added to acc; False for numbers up to 0, and after a deposit."""
     return (number > 0) & (number % TILES_PER_SUM != 0)
 
 

@@ -36,7 +36,7 @@ def spread(x, ROWS: gl.constexpr):
 
 @gluon.jit
 def of_rows(row_max, sums, like):
-    """(maxima, sums) of rows, each [R] in the layout of `like`, from those by thread, [R, 4]; sums may be [R, N]."""
+    """(maxima, sums) of rows, each [R] in the layout of `like`, from each thread's, [R, 4]; sums may be [R, N]."""
     LAYOUT: gl.constexpr = like.type.layout
     return gl.convert_layout(gl.max(row_max, axis=1), LAYOUT), gl.convert_layout(gl.sum(sums, axis=1), LAYOUT)
 
@@ -58,14 +58,14 @@ def beside(rows, x):
 
 @gluon.jit
 def thread_sums(weights, ROWS: gl.constexpr):
-    """Return sums [R, 4] over the registers of each thread, of weights [R, N / 8, 4, 2] (`by_thread`)."""
+    """Return each thread's sum of each row, [R, 4], of weights [R, N / 8, 4, 2] (`by_thread`)."""
     return gl.convert_layout(gl.sum(gl.sum(weights, axis=1), axis=2), threads_layout(ROWS), assert_trivial=True)
 
 
 @gluon.jit
 def first_of_thread(x, ROWS: gl.constexpr):
     """Return each thread's first element of each row, [R, 4], of x [R, N, 4]."""
-    for _ in gl.static_range(5):  # halves: enough for tiles of 256 keys
+    for _ in gl.static_range(5):  # halvings, enough for tiles of 256 keys
         if x.shape[1] > 1:
             x, _rest = gl.split(x.reshape([ROWS, 2, x.shape[1] // 2, 4]).permute((0, 2, 3, 1)))
     return gl.convert_layout(x.reshape([ROWS, 4]), threads_layout(ROWS), assert_trivial=True)
@@ -101,7 +101,7 @@ def split_product(acc, like):
         parts = (x.permute((0, 1, 3, 2)).reshape([ROWS, N, 4]),)
     else:
         parts = gl.split(x)
-    for _ in gl.static_range(2):  # halves: enough for 256 dims and tiles of 64 keys
+    for _ in gl.static_range(2):  # halvings, enough for 256 dims and tiles of 64 keys
         if parts[0].shape[1] > N:
             halves = ()
             for i in gl.static_range(len(parts)):
@@ -133,7 +133,7 @@ def whole_of(parts, like):
 
 @gluon.jit
 def packed(weights):
-    """Return 16-bit weights [R, N] as int32 words [R, N / 8, 4] of two weights, as from `weigh_at_once`."""
+    """Return 16-bit weights [R, N] as int32 words [R, N / 8, 4] of two weights, as `weigh_at_once` returns them."""
     even, odd = gl.split(by_thread(weights.to(gl.int16, bitcast=True)))
     return (even.to(gl.int32) & 0xFFFF) | (odd.to(gl.int32) << 16)
 

@@ -39,7 +39,7 @@ def make_numbers(P: gl.constexpr):
 
 @gluon.jit
 def scale_half(acc, factor):
-    """Return acc [R, VALUE_PADDED / 2] times its row's factor [R, 4], as `row_softmax.scale_rows`."""
+    """Return acc [R, VALUE_PADDED / 2] times each row's factor [R, 4], as `row_softmax.scale_rows` does."""
     x = by_thread(acc)
     return as_product(rescale(x, beside(factor, x), acc.shape[1]), acc)
 
@@ -84,7 +84,7 @@ def add_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.constexpr,
 
 @gluon.jit
 def take_maxima(acc, row_max, sums, rings, NUMBER: gl.constexpr, P: gl.constexpr):
-    """Wait for the other consumer's weights, and rescale acc and sums by thread to the other consumer's maxima.
+    """Wait for the other consumer's weights, and rescale acc and each thread's sums to the other consumer's maxima.
 
     Return (acc, the other consumer's maxima, sums).
     """

@@ -24,9 +24,9 @@ from .fragments import (
 SLACK, MAX_NEGLIGIBLE_EXPONENT = gl.constexpr(maxima.SLACK), gl.constexpr(weights.MAX_NEGLIGIBLE_EXPONENT)
 MIN_NORMAL, MAX_POWER_OF_2 = gl.constexpr(2.0**-126), gl.constexpr(2.0**127)  # least and largest power in float32
 
-# fp8 weights are 2^FP8_OFFSET times larger, at the top of e4m3's range: the largest e4m3 number, 448, is a little more
-# than 2^(FP8_OFFSET + FP8_SLACK).  The offset is an integer, so that the weight of a new maximum is exact; rows of few
-# keys would show an error.
+# fp8 weights are multiplied by 2^FP8_OFFSET, which brings them to the top of e4m3's range: the largest e4m3 number,
+# 448, is a little more than 2^(FP8_OFFSET + FP8_SLACK).  The offset is an integer, so that the weight of a new maximum
+# is exact.  An error of this weight would show in rows of few keys.
 FP8_OFFSET = gl.constexpr(5.0)
 
 
@@ -41,7 +41,7 @@ def times(x, factor, BY_ROW: gl.constexpr):
 
 @gluon.jit
 def exp2_by_word(scores, unit, shift, S: gl.constexpr, P: gl.constexpr):
-    """(words [R, TILE / 4] of four e4m3 weights exp2(scores * unit + shift), sums [R, 4] by thread).
+    """(words [R, TILE / 4] of four e4m3 weights exp2(scores * unit + shift), each thread's sums [R, 4]).
 
     shift [R, 4].  Keys are permuted as in `convert.transpose`.  With COARSE weights, sums is 0.0.  Weights pass between
     rounds of the loop as words, because ptxas would unpack 8-bit numbers.

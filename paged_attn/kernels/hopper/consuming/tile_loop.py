@@ -4,7 +4,8 @@ Ping-pong (Pipe.IN_TURN): a consumer's two warpgroups start products in turn, an
 warpgroup during the softmax of the other.  Without turns, the warpgroups either alternate by themselves or run in step.
 In step, each warpgroup waits for the products of both, and the tensor cores wait for both softmaxes, which takes a
 fifth longer.  A few cycles decide whether warpgroups alternate: the loop's place in an instruction-cache line matters,
-and so does the launch's prologue.  A build of a kernel mostly behaves the same way.  Turns cost 1 to 3% of the time.
+and so does the launch's prologue.  One build of a kernel mostly behaves alike in all launches.  Turns cost 1 to 3% of
+the time.
 """
 
 import triton
@@ -76,7 +77,7 @@ def attend_tiles(
 def receive(sent, rings, turns, state, P: gl.constexpr):
     """Wait for the product that `send_tiles` left running; return (turns, state).
 
-    Maxima and sums by thread, [R, 4], become maxima and sums of rows, [R].
+    Each thread's maxima and sums, [R, 4], become maxima and sums of rows, [R].
     """
     acc = warpgroup_mma_wait(0, deps=(sent.acc,))
     row_max, row_sum = of_rows(sent.max, sent.sum, state.max)
@@ -129,7 +130,7 @@ def send_tiles(
 ):  # fmt: skip
     """Do an item's tiles, and return (turns, state) without a wait for the last value product.
 
-    `receive` waits for that product.  The state's maxima and sums are by thread, [R, 4].
+    `receive` waits for that product.  The returned state has each thread's maxima and sums, [R, 4].
 
     scores [R, TILE]: scores of the item's last tile, which is visited first.
     MORE: the state already has results of other tiles.  LEAVE: release the queries after the last keys.
