@@ -1,4 +1,4 @@
-"""Conversions between e4m3 or e5m2 and wider types, of words of two or four numbers; weights of a softmax in e4m3.
+"""Conversions of words of fp8, int8 or int4 numbers to float16, and of float32 to e4m3, as for a softmax's weights.
 
 `exp2_words` makes the word $0 and the sum $1 of four scores $2..$5, with the unit $6 and the shift $7:
 
@@ -15,8 +15,8 @@
 
 An e5m2 number is the upper byte of its float16: `prmt` puts the number above a byte of zeros.
 
-An int8 number n with its sign bit flipped is n + 128 without a sign.  Below the byte 0x64 it is the float16 1152 + n,
-from which 1152 is subtracted.
+An int8 number n with its sign bit flipped is the byte n + 128.  With 0x64 as the upper byte, this byte makes the
+float16 1152 + n, from which 1152 is subtracted.
 """
 
 from ..shim import gl, gluon
@@ -26,9 +26,9 @@ from .instructions import TWO_WORDS, WORD_AND_SUM, literal
 def _in_two() -> str:
     """PTX: four floats rounded to e4m3, in a word, and their rounding errors in e4m3, in another word.
 
-    Each float times 0 is added to its error, so that infinity leaves NaN.  All conversions are in one text, because
-    ptxas 12.8 fuses two conversions whose results are stored side by side.  Other uses of the lower result would then
-    read an unwritten register.
+    Each float times 0 is added to its error, so that the error of infinity is NaN.  All conversions are in one text,
+    because ptxas 12.8 fuses two conversions whose results are stored side by side.  Other uses of the lower result
+    would then read an unwritten register.
     """
     text = "{ .reg .b16 p, q, x, y; .reg .b32 h; .reg .f32 a, b, c, d;"
     text += " cvt.rn.satfinite.e4m3x2.f32 p, $3, $2; cvt.rn.satfinite.e4m3x2.f32 q, $5, $4; mov.b32 $0, {p, q};"
@@ -66,7 +66,7 @@ def exp2_words(a, b, c, d, unit, shift):
     )
 
 
-# A straight line through each octave of 2^x: at a power of two, the bits of a float16 are 2^10 times (exponent + 15).
+# Straight lines approximate octaves of 2^x: at a power of two, the bits of a float16 are 2^10 times (exponent + 15).
 # Between two powers, 2^x is below the line by up to 6%, and 4% on average, so the line is lowered by 4%.
 OCTAVES, BIAS, LOWERED = 32.0, 15.0, 0.0573
 
@@ -115,7 +115,7 @@ _E5M2 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;") 
 
 
 def _from_int8(words: str, *pairs: str) -> str:
-    """PTX: flip the sign bits of words, and convert bytes of the form (byte, 0x64, byte, 0x64) in pairs to float16."""
+    """PTX: flip the sign bits of `words`, put 0x64 above each byte, and subtract 1152: float16 words `pairs`."""
     flipped = "".join(f" xor.b32 {word}, {word}, 0x80808080;" for word in words)
     lowered = "".join(f" sub.f16x2 {pair}, {pair}, less;" for pair in pairs)
     numbers = "".join(
@@ -129,11 +129,11 @@ _INT8 = gl.constexpr("{ .reg .b32 x, above, less; mov.b32 x, $2;" + _from_int8("
 
 @gluon.jit
 def widen_bytes(x, FP8: gl.constexpr):
-    """Widen int32 words of four numbers of a byte to (words of the lower two, words of the upper two) in float16.
+    """Widen int32 words of four one-byte numbers to (words of the lower two, words of the upper two) in float16.
 
     FP8: mantissa bits of the format; 7: int8.
 
-    The compiler would convert single elements to float32 first.
+    Without this PTX, the compiler would convert each element to float32 first.
     """
     ASM: gl.constexpr = _E4M3 if FP8 == 3 else _E5M2 if FP8 == 2 else _INT8
     return gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=TWO_WORDS, is_pure=True, pack=1)
@@ -188,11 +188,11 @@ _HALVES_8 = gl.constexpr((gl.float16,) * 8)
 # Bits 0 to 3 of a float16 alone are a subnormal number: n * 2^-24.  Bits 4 to 7 alone are n * 2^-20.  So one AND makes
 # two numbers, and a shift by 8 brings the other two of a word's half to these places.
 
-INT4_UNIT = gl.constexpr(2.0**-24)  # what 1 of an even dim becomes; of an odd dim 16 times as much
+INT4_UNIT = gl.constexpr(2.0**-24)  # what 1 in an even dim becomes; 1 in an odd dim becomes 16 * INT4_UNIT
 
 
 def _int4_pairs(word: str, pairs: str) -> str:
-    """PTX: of the halves of a word, each of four int4, the first numbers, the second numbers, ... as float16 words."""
+    """PTX: split `word`, two halves of four int4, into float16 `pairs`: first numbers of both halves, second, ..."""
     numbers = "".join(
         f" and.b32 {pair}, {(word, 'high')[i // 2]}, {('0x000f000f', '0x00f000f0')[i % 2]};"
         for i, pair in enumerate(pairs.split())
@@ -213,7 +213,7 @@ _INT4_BYTES = gl.constexpr("{ .reg .b32 x; mov.b32 x, $2; and.b32 $0, x, 0x000f0
 def widen_int4_apart(x):
     """Widen words of eight int4 to eight float16 tensors of stored numbers: number 0, 4, 1, 5, 2, 6, 3, 7.
 
-    Even ones are times INT4_UNIT, odd ones times 16 INT4_UNIT.
+    Numbers 0, 2, 4, 6 are multiplied by INT4_UNIT, the other numbers by 16 * INT4_UNIT.
     """
     return gl.inline_asm_elementwise(
         _INT4_KEYS, "=h,=h,=h,=h,=h,=h,=h,=h,r", [x], dtype=_HALVES_8, is_pure=True, pack=1
@@ -224,7 +224,7 @@ def widen_int4_apart(x):
 def widen_int4_halves(x):
     """Widen 16-bit words of four int4, two neighbours of a thread at a time, to four float16 tensors, lowest first.
 
-    Units as of `widen_int4_apart`.
+    Units are those of `widen_int4_apart`.
     """
     return gl.inline_asm_elementwise(_INT4_VALUES, "=r,=r,=r,=r,r", [x], dtype=_HALVES_4, is_pure=True, pack=2)
 
@@ -240,7 +240,7 @@ def widen_int4_bytes(x):
 
 @gluon.jit
 def widen_bytes_apart(x, FP8: gl.constexpr):
-    """Widen words of four numbers of a byte to four float16 tensors, lowest byte first."""
+    """Widen words of four one-byte numbers to four float16 tensors, lowest byte first."""
     ASM: gl.constexpr = _E4M3_APART if FP8 == 3 else _E5M2_APART if FP8 == 2 else _INT8_APART
     return gl.inline_asm_elementwise(ASM, "=h,=h,=h,=h,r", [x], dtype=_HALVES_4, is_pure=True, pack=1)
 

@@ -72,7 +72,7 @@ def exp2(x):
 def log2(x):
     """Return log2(x) by lg2.approx; Triton's function takes 15 instructions.
 
-    Off by 2^-22 for x from 1/2 to 2, and by 2^-22 of the result beyond.
+    The error is at most 2^-22 for x from 1/2 to 2, and at most 2^-22 of the result for other x.
     """
     return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 

@@ -16,10 +16,10 @@ _FOUR_WORDS = gl.constexpr((gl.int32,) * 4)
 
 @gluon.jit
 def pin(x):
-    """Return x, values of 16 or 32 bits, which LLVM takes for values that are read and written here.
+    """Return x, values of 16 or 32 bits; LLVM assumes that x is read and written here.
 
-    So LLVM does not move the computation of x behind this place, and does not reuse registers of an operand x that the
-    tensor cores read until here.
+    So LLVM does not move the computation of x behind this place.  If x is an operand that the tensor cores read until
+    here, LLVM does not reuse its registers before.
     """
     PACK: gl.constexpr = 32 // x.dtype.primitive_bitwidth
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=PACK)

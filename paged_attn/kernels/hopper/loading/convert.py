@@ -52,8 +52,8 @@ def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
     """Transpose fp8 words of four dims [TILE, DIM / 4] to words of four keys [DIM, TILE / 4]; EDGE as in `widen`.
 
     Dim 4 q + j becomes row j * DIM / 4 + q, so that neighbouring threads store to different banks.  Keys are permuted
-    within 16, so that the weights of a thread's scores are its fragment of the left operand.  `consuming/fp8.py` relies
-    on both.
+    within groups of 16, so that the weights that a thread computes are its fragment of the left operand.
+    `consuming/fp8.py` relies on both orders.
     """
     Q: gl.constexpr = S.VALUE_PADDED // 4
     LAYOUT: gl.constexpr = transposing_layout(S.TILE, Q)
@@ -140,7 +140,7 @@ MAX_WORDS_WIDENED_TOGETHER = gl.constexpr(16)  # stored words of a thread, which
 
 @triton.constexpr_function
 def rows_widened_together(tile, words):
-    """Number of a tile's keys that are widened together; words: int32 words of stored bytes of a key."""
+    """Number of a tile's keys that are widened together; words: number of int32 words of a stored key."""
     return min(tile, 128 * MAX_WORDS_WIDENED_TOGETHER.value // words)
 
 

@@ -35,7 +35,7 @@ def arrivals_of(P):
 
 @triton.constexpr_function
 def depths_of(P):
-    """Number of barriers of each kind: the slots of its ring."""
+    """Number of barriers of each kind, which is the number of slots that they guard."""
     return P.KEY_STAGES, P.KEY_STAGES, P.VALUE_STAGES, P.VALUE_STAGES, 2, 2, 2, 2
 
 

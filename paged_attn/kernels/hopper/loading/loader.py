@@ -52,7 +52,7 @@ def page_rows(table, starts, tile, first, end, PART: gl.constexpr, S: gl.constex
 
 @gluon.jit
 def new_rows(block, tile, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Tuple of the first token, a row of the new keys' tensor, of each box of one loader's part of a tile."""
+    """Tuple of each box's first row in the new keys' tensor, or NOWHERE, for one loader's part of a tile."""
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     context_len = block.seq_len - block.query_len
     first = tile * S.TILE - gap_before(tile, context_len, S) + PART * PART_KEYS

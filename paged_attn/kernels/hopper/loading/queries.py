@@ -35,7 +35,7 @@ def turn_of(done, P: gl.constexpr):
 
 @gluon.jit
 def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
-    """Allocate slots and barriers for the query rows of each consumer, ROWS or COLUMNS."""
+    """Allocate slots and barriers for each consumer's query rows: ROWS or, for few rows, COLUMNS."""
     # at least BOX rows if an empty box of keys comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
@@ -77,7 +77,7 @@ def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
-    """Let the L2 fetch all queries while the schedule is computed, if there is at most one token for each warp.
+    """Let the L2 fetch all queries while the schedule is computed, if the launch has a warp for every token.
 
     With more tokens, a program should fetch only the tokens of its first block, which it does not know yet.
     """
@@ -192,7 +192,7 @@ def scatter_int4(x, dim, ROWS: gl.constexpr, S: gl.constexpr):
     of the dims.
     """
     x = (x * gl.expand_dims(gl.where(dim % 2 == 1, 1 / 16, 1.0), 0)).to(S.COMPUTE)
-    WORDS: gl.constexpr = 4 if S.DIM > 64 else 2  # of a key that a thread has
+    WORDS: gl.constexpr = 4 if S.DIM > 64 else 2  # words of a key that a thread has
     x = x.reshape([ROWS, S.DIM // (32 * WORDS), 4, WORDS, 2, 2, 2])  # a word is eight dims
     return x.permute((0, 1, 3, 5, 6, 2, 4)).reshape([ROWS, S.DIM])
 
@@ -204,7 +204,7 @@ def take_queries(
 ):  # fmt: skip
     """Bring a consumer's ROWS query rows into shared memory; return the scale of their scores, [R] if rows differ.
 
-    int4: (scale, sums over the dims of the queries, [R], as products have the numbers).
+    int4: return (scale, sums [R] over each query's dims, in the units of the products' scores).
 
     With QUERY_BOX, the consumer waits for a box.  Otherwise queries pass through the consumer's registers.  These are
     few rows, queries that change type, and queries with strides that fit no box.

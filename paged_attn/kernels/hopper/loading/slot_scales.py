@@ -1,11 +1,11 @@
 """Scales of cached tokens: loader warps bring them into shared memory, beside the tiles of keys and of values.
 
-Scores are multiplied by the scales of keys.  Exponents of weights are increased by base-2 logarithms of the scales of
-values, so that weights have the values' scales; sums of the softmax's own weights need the inverse scales.
+Scores are multiplied by the scales of keys.  Base-2 logarithms of the scales of values are added to the exponents of
+weights, so that each weight contains its value's scale.  Sums of weights without scales need the inverse scales.
 
 int4 has zero points, the lowest four bits of a scale: keys and values are (stored number - zero point) * scale.
-Products multiply stored numbers.  Scores lose the key's zero point times the sum of the query's dims.  Results lose the
-sum of weights times zero points of values.
+Products multiply stored numbers.  The key's zero point times the sum of the query's dims is then subtracted from each
+score, and the sum of weights times zero points of values from the results.
 """
 
 import triton
@@ -22,7 +22,7 @@ MIN_SCALE, MAX_SCALE = gl.constexpr(2.0**-100), gl.constexpr(2.0**100)
 
 @triton.constexpr_function
 def kinds_of(OF_VALUES, P):
-    """Numbers of each slot: the scale or, of values, its logarithm and its inverse; then the zero point of int4."""
+    """Count of a slot's numbers: scale of a key, or logarithm and inverse of a value's; int4: also the zero point."""
     return (2 if OF_VALUES else 1) + (P.FP8 == 4)
 
 
@@ -73,7 +73,7 @@ def load_scales(x, table, batch, kv_head, tile, first, end, OF_VALUES: gl.conste
 def store_scales(ring, turn, scales, OF_VALUES: gl.constexpr, P: gl.constexpr):
     """Store the numbers of a tile's scales [TILE] beside the turn's slot, and arrive at its full barrier.
 
-    A value's scale counts as 2^-100 at least and 2^100 at most; NaN stays.
+    Scales of values are clamped to 2^-100 ... 2^100; NaN stays.
     """
     scales = scales.to(gl.float32)
     if is_int4(P):
@@ -81,7 +81,7 @@ def store_scales(ring, turn, scales, OF_VALUES: gl.constexpr, P: gl.constexpr):
         numbers_beside(ring, turn, kinds_of(OF_VALUES, P) - 1).store(zeros.to(gl.float32))
     if OF_VALUES:
         scales = gl.where(scales < MIN_SCALE, MIN_SCALE, gl.where(scales > MAX_SCALE, MAX_SCALE, scales))
-        if is_int4(P):  # whose tiles have half of the bytes, so that the loader's instructions count
+        if is_int4(P):  # fewer instructions: int4 tiles have so few bytes that loaders may be too slow
             numbers_beside(ring, turn, 0).store(log2(scales))
             numbers_beside(ring, turn, 1).store(inverse(scales))
         else:

@@ -145,8 +145,8 @@ def part_of_share(found, tiles, at, end, lists, S: gl.constexpr):
     """`piece_of` for tile `at` of the line, up to the end of the block or of the program's share (`end`, exclusive).
 
     On the line, each block has `tiles` tiles for each KV head.  From each piece to the next, the share's number, the
-    block's number on the line, or both grow by 1.  So the sum of both numbers is a slot of the piece's own, and a
-    block's slots are in order.
+    block's number on the line, or both grow by 1.  So the sum of both numbers is a slot that no other piece has,
+    and a block's slots are in order.
     """
     within = at - found.units * S.KV_HEADS
     line, tile = within // tiles, within % tiles
@@ -218,7 +218,10 @@ def begin_lists(lists, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def ask(counters, taken, lists, P: gl.constexpr):
-    """Take an item of the list that is behind; return (whether this is the first list, its counter's answer)."""
+    """Take an item of the list of which a smaller fraction is taken; return (whether it is the first list, answer).
+
+    answer: the counter's value before this item was taken.
+    """
     if not P.MIXED:
         return taken.many >= 0, gl.atomic_add(counters, 1, mask=lists.sharers == 0, sem="relaxed")
     behind = taken.many.to(gl.float32) * lists.few <= taken.few.to(gl.float32) * lists.many

@@ -47,8 +47,8 @@ def load_state(parts, row, values, valid, inside, ahead, DIM: gl.constexpr):
 def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.constexpr):
     """Join states as `merge.join`, with one maximum and one address for CHUNK states: a third of the machine code.
 
-    Small decodes wait for the fetch of machine code, also for that of their last steps.  The accumulator of a row that
-    saw no key gets the weight 0, so the accumulator must have been stored, and without NaN.
+    Small decodes wait until machine code is fetched, even for their last steps.  The accumulator of a row that saw no
+    key gets the weight 0, so the accumulator must have been stored, and must have no NaN.
 
     All rows are heads of one token.  If their windows are equal, all rows have the same bounds, and values outside the
     bounds are zeroed, so this accumulator is 0.  But if a window by head, a mask or a score_mod hides a key, a NaN in
@@ -61,7 +61,7 @@ def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.const
     for first in range(0, pieces.count, CHUNK):
         there = first < pieces.count
         loaded = (load_state(parts, at, values, valid & there, inside & there, 0, S.VALUE_PADDED),)
-        before = gl.where(first == 0, pieces.skip - pieces.stride, 0)  # the second state may be nearer than later ones
+        before = gl.where(first == 0, pieces.skip - pieces.stride, 0)  # the second state may be nearer than a stride
         at += before
         values += before * S.VALUE_PADDED
         for i in gl.static_range(1, CHUNK):

@@ -26,7 +26,7 @@ class Lists(NamedTuple):
     few: Any  # number of items of the second list
     slots: Any  # number of states that the first list may store in scratch
     size: Any  # tiles of a piece of the first list, approximately
-    few_size: Any  # tiles of a piece of the second list, approximately; less, because states of few rows are small
+    few_size: Any  # tiles of a piece of the second list; smaller than `size`, because states of few rows are small
     uncut: Any  # number of a KV head's blocks that stay whole; later blocks are cut; 0 with two lists
     sharers: Any  # number of programs that have an even share of all tiles; 0: programs take items from the counter
     total: Any  # tiles of all blocks and KV heads, if there are sharers
@@ -111,7 +111,7 @@ def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
 def known_same(lists):
     """Return the lists that one warp made, with values that ptxas knows to be equal in all lanes.
 
-    Otherwise ptxas takes branches on these values for divergent, and with them the code of all partitions.  The code
+    Otherwise ptxas considers branches on these values divergent, and therefore the code of all partitions.  The code
     would then use no uniform registers, and start each box in a loop.
     """
     return Lists(
