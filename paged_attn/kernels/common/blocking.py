@@ -104,7 +104,7 @@ def find_block(batch, block, kv_head, S: tl.constexpr):
     if S.ONE_BLOCK:
         return block_of(batch, block, 0, kv_head, S)
     else:
-        # numbers of sequence i begin at query_starts[i] // BLOCK_Q + i; it may have one number more than blocks
+        # numbers of sequence i begin at query_starts[i] // BLOCK_Q + i; one number may be without a block
         seq = last_at_most(batch.query_starts, batch.num_seqs, block, S.BLOCK_Q)
         return block_of(batch, seq, block - (load_int(batch.query_starts + seq) // S.BLOCK_Q + seq), kv_head, S)
 

@@ -131,7 +131,7 @@ def right_of(seq, mods):
 def end_within(end, pos, mods):
     """`end`, exclusive, limited to the end of the chunk of a query at `pos`.
 
-    With query_positions there is no such limit, because `end` counts places.  There, `shows_position` masks the call's
+    With query_positions there is no such limit, because `end` counts places.  Then `shows_position` masks the call's
     own keys.
     """
     if mods.chunk is not None and mods.query_positions is None:
@@ -162,8 +162,8 @@ def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.
     """RowTile of up to TOKENS query tokens from block.first on; row [R]: token * GROUP + head of the group.
 
     BLIND: rows without a query token see at most a prefix; otherwise they see what later tokens would see.  Hopper's
-    products with query rows as rows are not BLIND.  There, a row that sees nothing in its first tile has no maximum,
-    and the next tile's weights would have to be made twice.
+    products with query rows as rows are not BLIND.  If they were, rows without a token would have no maximum after
+    their first tile, and the next tile's weights would have to be made twice.
     """
     index = row // S.GROUP
     valid = (block.first + index < block.query_len) & (row < TOKENS * S.GROUP)

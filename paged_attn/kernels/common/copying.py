@@ -1,6 +1,6 @@
-"""The kernel that copies keys and values into whole pages, the call's own pages of PAGE slots.
+"""The kernel that copies keys and values of a call into pages of PAGE slots, which only this call reads.
 
-Numbers stay as they are, or become numbers of 16 bits, times their scales by token.
+Numbers stay as they are, or become 16-bit numbers, multiplied by their scales by token.
 """
 
 import triton
@@ -25,7 +25,7 @@ def load_heads(
 ):
     """Load keys or values [N, H, PADDED] of slots [N] and KV heads [H] of a cache; zeros where not inside [N, H].
 
-    Elements of another type than dtype become numbers of it, times their scales; int4 also less their zero points.
+    Elements of another type become numbers of dtype: stored number * scale or, for int4, (number - zero point) * scale.
     """
     TOGETHER: tl.constexpr = 2 if kv.FP8 == 4 else 1  # dims of an element
     row = page * kv.stride_page + slot * kv.stride_slot

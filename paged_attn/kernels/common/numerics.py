@@ -22,8 +22,8 @@ E4M3_PAIRS = tl.constexpr(
 )
 E5M2_PAIRS = tl.constexpr("prmt.b32 $0, $2, 0, 0x2404; prmt.b32 $1, $2, 0, 0x3414;")  # e5m2: float16's upper byte
 
-# int8 to float16: the int8 number n with its sign bit inverted is the byte n + 128.  Below the byte 0x64, this byte
-# makes the float16 1024 + n + 128.
+# int8 to float16: the int8 number n with its sign bit inverted is the byte n + 128.  With 0x64 as the upper byte,
+# this byte makes the float16 1024 + n + 128.
 _INT8 = """{
     .reg .b32 bytes, first, second, base;
     xor.b32 bytes, $2, 0x80808080;
@@ -89,7 +89,7 @@ def rounded_product(x, factor):
 
 @triton.jit
 def products(q, k, S: tl.constexpr):
-    """Scores [R, N], float32: q @ k of tuples of PARTS parts each, q of [R, D / PARTS], k of [D / PARTS, N]."""
+    """Scores q @ k, float32 [R, N]; q is a tuple of PARTS parts [R, D / PARTS], k of PARTS parts [D / PARTS, N]."""
     scores = tl.full([S.ROWS, S.TILE], 0.0, tl.float32)
     for i in tl.static_range(len(q)):
         scores = dot(q[i], k[i], scores, S)
@@ -152,7 +152,7 @@ def decode_pairs(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.const
 def decode_words(x, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
     """Convert int16 words of four int4 numbers n to four tensors of 64 + n, from the lowest bits up, exactly.
 
-    In float32 they have n - 8 instead: the 64 would cost sums of products six bits, which 16-bit operands lack anyway.
+    Tensors of float32 have n - 8 instead: 64 would cost sums of products six bits, which 16-bit operands lack anyway.
     """
     if NATIVE_FP8:
         a, b, c, d = tl.inline_asm_elementwise(
@@ -381,8 +381,8 @@ def nearest(x):
 def steps_by_row(x):
     """(scales [H] float32, zero points [H] int32) by which float32 rows x [H, D] become int4.
 
-    The 16 int4 numbers stand for equal steps from min(row, 0) to max(row, 0); the zero point stands for 0.  The scale
-    is the step, with zeros in its lowest four bits, and is NaN if a row has a NaN or an infinity.
+    The 16 int4 numbers stand for equally spaced values from min(row, 0) to max(row, 0); the zero point stands for 0.
+    The scale is the step, with zeros in its lowest four bits, and is NaN if a row has a NaN or an infinity.
     """
     whole = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1) < 0x7F800000
     least, most = tl.minimum(tl.min(x, 1), 0.0), tl.maximum(tl.max(x, 1), 0.0)

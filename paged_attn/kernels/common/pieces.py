@@ -30,7 +30,7 @@ MAX_NUMBERS_TRIED = tl.constexpr(16)  # lanes that cut all blocks; as many furth
 INFINITE_TIME = tl.constexpr(3e38)  # in tiles; time of a cut that is not tried
 CUTS_PER_EVEN_SHARE = tl.constexpr(1.8)  # time that the pieces of an even share cost, in units of KEYS_WORTH_A_CUT
 PIECES_PER_PROGRAM = 4  # states of cut blocks in scratch, for each program
-# Least number of keys for each query of a sequence with which the sequence's blocks are about equally long.
+# With at least this many keys for each query of a sequence, the sequence's blocks count as equally long.
 MIN_KEYS_PER_QUERY = tl.constexpr(8)
 
 
@@ -65,7 +65,7 @@ def survey(batch, lane, mods, S: tl.constexpr):
 def time_of(size, items, total, cut, programs):
     """Time, in tiles, of `items` items on all programs; total: tiles of all items.
 
-    An item has up to `size` tiles, and takes as long as `cut` tiles more.  The time is the smaller one of two upper
+    An item has up to `size` tiles, and takes the time of `cut` further tiles.  The time is the smaller one of two upper
     bounds: rounds of largest items, and an even share plus one item.
     """
     rounds = tl.ceil(items / programs - QUOTIENT_TOLERANCE) * (size + cut)
@@ -74,8 +74,9 @@ def time_of(size, items, total, cut, programs):
 
 @triton.jit
 def pieces_tried(number, filling):
-    """Pieces of the longest block in trial `number`: 1 to MAX_PIECES, then by NUM_DOUBLINGS around one item a program.
+    """Pieces of the longest block in trial `number`: 1 to MAX_PIECES, then NUM_DOUBLINGS further numbers.
 
+    The further numbers give a program about 1/4, 1/2, 1 and 2 items.
     filling: pieces of the longest block that give each program about one item.
     """
     doubled = (filling * (1 << tl.maximum(number - MAX_PIECES, 0)) * 0.25 + QUOTIENT_TOLERANCE).to(tl.int32)
@@ -84,7 +85,7 @@ def pieces_tried(number, filling):
 
 @triton.jit
 def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
-    """Number of programs that could have even shares; 0 if blocks do not suit, or if every program has one.
+    """Number of programs that could have even shares; 0 if blocks do not suit, or if every program gets a block.
 
     Blocks of one sequence read the same keys, and find them in L2 if they read at the same time.  So if sequences have
     several blocks, each block gets equally many programs, and all blocks must be equally long.  Blocks do not suit if

@@ -70,7 +70,7 @@ class Batch(NamedTuple):
     shortest: Any  # fewest query tokens of a sequence that this launch serves, inclusive
     longest: Any  # most query tokens of such a sequence, inclusive; other launches serve the other sequences
     least: Any  # fewest tiles of a share or piece
-    slots: Any  # scratch states of each share; Hopper: of the launch
+    slots: Any  # number of states in scratch: of each share or, on Hopper, of the launch
     page_starts: Any = None  # PageStarts of a ragged page table; None: one row for each sequence
 
 
@@ -115,7 +115,7 @@ class Modifiers(NamedTuple):
     BY_HEAD_TO_THE_RIGHT: Any = None  # constexpr True: heads may have a smaller `right`, counted by place
     alibi_stride_seq: Any = None  # from a sequence's slopes to the next; None: all sequences share the slopes
     ALIBI_SYMMETRIC: Any = None  # constexpr True: the bias is -slope * |key - query|
-    # 16 * rank + 2, where keys lie over ranks (`shards.py`): Triton would compile anew for 1 and for multiples of 16
+    # 16 * rank + 2, if keys lie over ranks (`shards.py`): never 1 or a multiple of 16, for which Triton compiles anew
     shard_rank: Any = None
 
 
@@ -238,7 +238,7 @@ class Shape(NamedTuple):
     NORMALIZED: bool = False  # bfloat16 queries of any magnitude are brought into float16's range, row by row
     # If blocks are about equally long, shares begin where blocks or equal parts of blocks begin.  Needs ONE_SCAN
     WHOLE: bool = False
-    PAIRED: bool = False  # two neighbouring KV heads are read as one of twice the dims, which DIM counts
+    PAIRED: bool = False  # two neighbouring KV heads are read as one head, whose dims DIM counts
     LEADS: bool = False  # the call's next launch, of other sequences, need not wait for the end of this one
     FAR_CAP: bool = False  # the softcap is too large for exponentials alone (`scores.softcap`)
     APART: bool = False  # new keys begin a tile of their own behind the cache's last tile
@@ -368,7 +368,7 @@ class State(NamedTuple):
     """Softmax over the keys seen so far, base 2."""
 
     # float32 [R, value dims].  In the portable loop over keys, a tuple of parts as in Query.  If values have scales by
-    # slot, a last element is the power of two by which the parts are divided.
+    # slot, the tuple ends with the power of two by which the parts are divided.
     acc: Any
     max: Any  # float32 [R]
     sum: Any  # float32 [R]

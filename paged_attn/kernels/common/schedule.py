@@ -22,7 +22,7 @@ from .shards import own_before
 # Tiles by which shares that begin with blocks may exceed even shares.  The first number is for shares of one block.
 # The second is for shares of several blocks, and for blocks of several shares.
 EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
-# If a sequence has several blocks, and no share has two, shares may also exceed even shares by this many eighths.
+# If a sequence has several blocks, and no share has two, shares may exceed even shares by this many eighths, if more.
 # Shares that hold the same part of different blocks of the sequence then read the same keys at the same time, mostly
 # from L2.
 EXTRA_EIGHTHS_IN_STEP = tl.constexpr(3)
@@ -74,8 +74,8 @@ def room_of(batch, share, walk, mods, S: tl.constexpr):
     return blocks, tl.maximum(tiles, share.tiles)
 
 
-# PTX has a label where operations of a called function begin and end, and ptxas may order instructions otherwise at a
-# label.  So callers add, and these functions compute nothing: then all kernels keep their machine code.
+# PTX has a label where operations of a called function begin and end, and ptxas may order instructions differently at
+# a label.  So callers do the additions, and these functions compute nothing: all kernels keep their machine code.
 
 
 @triton.jit

@@ -41,9 +41,9 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr, of_va
 
     unit [R]: factor that brings scores to base 2.  ALL_SEE: every row sees a key of the tile.
 
-    of_values [N]: scales of the values, by which their weights are multiplied.  None: the values have one scale, which
-    is applied later.  Weights are then divided by a power of two, the last element of state.acc, which is at least the
-    largest scale so far.  So weights stay in float16's range.
+    of_values [N]: scales of the values, by which their weights are multiplied.  These weights are also divided by a
+    power of two, the last element of state.acc, which is at least the largest scale so far.  So weights stay in
+    float16's range.  None: the values have one scale, which is applied later.
 
     zeros [N]: zero points, which come with of_values.  A value is (v - zero) * scale.
     """
