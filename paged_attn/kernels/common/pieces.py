@@ -26,7 +26,7 @@ MAX_PIECES = tl.constexpr(8)
 KEYS_WORTH_A_JOIN = tl.constexpr(64)
 # How many larger numbers of pieces are tried: those that give a program about 1/4, 1/2, 1 and 2 items.
 NUM_DOUBLINGS = tl.constexpr(4)
-MAX_NUMBERS_TRIED = tl.constexpr(16)  # lanes that cut all blocks; as many further lanes cut blocks behind whole rounds
+MAX_NUMBERS_TRIED = tl.constexpr(16)  # lanes that try cuts of all blocks; as many others try cuts behind whole rounds
 INFINITE_TIME = tl.constexpr(3e38)  # in tiles; time of a cut that is not tried
 CUTS_PER_EVEN_SHARE = tl.constexpr(1.8)  # time that the pieces of an even share cost, in units of KEYS_WORTH_A_CUT
 PIECES_PER_PROGRAM = 4  # states of cut blocks in scratch, for each program

@@ -183,8 +183,8 @@ class Scratch(NamedTuple):
     # float32: maxima, sums, accumulators (`merge.partial_of`).  With a merge launch, int32 [blocks, KV_HEADS, 2] come
     # next: pieces of a block (1: whole), and the row of its first state.
     states: Any
-    # int32, 0 between launches: how many programs have stored states of a cut block.  A block's counter is that of its
-    # KV head and of the share in which the block begins; in Hopper's kernel for blocks, that of its first slot.  On
+    # int32, 0 between launches: how many programs have stored states of a cut block.  A block's counter belongs to its
+    # KV head and to the share in which the block begins; in Hopper's kernel for blocks, to the block's first slot.  On
     # Hopper, counters of the scheduler come first (coverage.COUNTERS_PER_LAUNCH), and counters of groups of pieces last
     # (hopper/schedule/join.py).
     counters: Any
@@ -238,7 +238,7 @@ class Shape(NamedTuple):
     NORMALIZED: bool = False  # bfloat16 queries of any magnitude are brought into float16's range, row by row
     # If blocks are about equally long, shares begin where blocks or equal parts of blocks begin.  Needs ONE_SCAN
     WHOLE: bool = False
-    PAIRED: bool = False  # two neighbouring KV heads are read as one head, whose dims DIM counts
+    PAIRED: bool = False  # two neighbouring KV heads are read as one head of twice the dims: DIM counts these
     LEADS: bool = False  # the call's next launch, of other sequences, need not wait for the end of this one
     FAR_CAP: bool = False  # the softcap is too large for exponentials alone (`scores.softcap`)
     APART: bool = False  # new keys begin a tile of their own behind the cache's last tile

@@ -20,7 +20,7 @@ import triton
 
 from ..shim import gl, gluon
 
-# Tag behind an array of barriers, by which warps find its address.  Tags in first slots are the next larger numbers.
+# Tag behind an array of barriers, by which warps find its address.  Tags in slots of rings are the next larger numbers.
 TAG = gl.constexpr(0x0B5E55EDBA221E25)
 
 

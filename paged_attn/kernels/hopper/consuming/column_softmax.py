@@ -23,7 +23,7 @@ MIN_FLOAT32 = gl.constexpr(-3.4028234e38)  # the smallest finite float32
 
 @gluon.jit
 def make_flags(P: gl.constexpr):
-    """Allocate flags, int32 [lane, warp]; all lanes of a warp write equal flags."""
+    """Allocate a flag for each warp (`raise_flags`), int32 [lane, warp]; all lanes of a warp write equal flags."""
     return gl.allocate_shared_memory(gl.int32, [32, P.ROWS // 16], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
@@ -131,9 +131,9 @@ def sums_together(state, sums):
 def without_zeros(acc, below, UNIT: gl.constexpr):
     """Return results [DIM, N] of int4 values: acc, sums of weighted stored numbers, less weighted zero points.
 
-    below [N, warps, 8 lanes]: each thread's sums of weights times zero points.  In acc, a 1 is UNIT in even dims, and
-    16 * UNIT in odd dims; in the results it is 1.  `columns.gather_columns` has not yet ordered the dims of acc: in
-    every second group of eight rows, dims are odd.
+    below [N, warps, 8 lanes]: each thread's sums of weights times zero points.  UNIT: number in acc that
+    stands for 1 in even dims; in odd dims, 16 * UNIT does.  `columns.gather_columns` orders dims later: here, every
+    second group of eight rows has odd dims.
     """
     row = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, acc.type.layout))
     unit = gl.where(row // 8 % 2 == 1, 1 / 16 / UNIT, 1 / UNIT)

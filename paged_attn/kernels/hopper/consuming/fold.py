@@ -1,4 +1,4 @@
-"""Pieces of a fixed size, whose states are folded in order, so that a block's cuts never change a bit.
+"""Pieces of a fixed size, whose states are folded in order, so that cuts of a block never change a bit of results.
 
 States are merged from the last piece to the first, as tiles arrive, by `softmax.merge`.  A program that has all pieces
 of a block merges their states here.  Otherwise, `join.join_states` merges states from scratch in the same order.

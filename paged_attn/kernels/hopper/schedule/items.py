@@ -3,9 +3,9 @@
 If blocks are too few for all programs, each program has an even share of a line of blocks instead.
 
 Items are numbered by sequence, then by block and piece, then by KV head.  A sequence's last block, which sees the most
-keys, comes first.  Neighbouring items are KV heads of one block: their keys lie in the same pages, and stay in L2 while
-programs work on the sequence.  If the keys of all KV heads exceed the L2, all blocks of a few heads come before those
-of the next heads (Pipe.HEADS_ABREAST).
+keys, comes first.  Neighbouring items are KV heads of one block: their keys and values lie in the same pages, and stay
+in L2 while programs work on the sequence.  If a sequence has so many KV heads that their keys and values exceed the L2,
+all blocks of a few heads come before those of the next heads (Pipe.HEADS_ABREAST).
 """
 
 from typing import Any, NamedTuple
@@ -234,6 +234,7 @@ def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr
     """(Taken, whether the next item is of the first list) after a counter's answer.
 
     If the answer is behind the last item of the list that was asked, an item of the other list is taken.
+    next_many: number of the first list's first item that no program begins with.
     """
     if not P.MIXED:
         many = gl.where(lists.sharers > 0, taken.many, answer + next_many)

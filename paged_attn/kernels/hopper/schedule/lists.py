@@ -26,7 +26,7 @@ class Lists(NamedTuple):
     few: Any  # number of items of the second list
     slots: Any  # number of states that the first list may store in scratch
     size: Any  # tiles of a piece of the first list, approximately
-    few_size: Any  # tiles of a piece of the second list; smaller than `size`, because states of few rows are small
+    few_size: Any  # tiles of a piece of the second list, about; at most `size`, because states of few rows are small
     uncut: Any  # number of a KV head's blocks that stay whole; later blocks are cut; 0 with two lists
     sharers: Any  # number of programs that have an even share of all tiles; 0: programs take items from the counter
     total: Any  # tiles of all blocks and KV heads, if there are sharers
