@@ -21,7 +21,7 @@ class Pipe(NamedTuple):
     VALUE_STAGES: int
     LOADERS: int  # loader warps for each ring; each loads an equal part of every tile
     BOX: int  # keys of one TMA box
-    ROWS_PER_PAGE: Any  # rows of the TMA descriptor from page to page, one row for each slot's stride; x-packed: 1
+    ROWS_PER_PAGE: Any  # TMA descriptor's rows, each of one slot's stride, from a page to the next; x-packed: 1
     SKIP: int  # rows of scratch from a block's first state to its second
     STRIDE: int  # rows of scratch from each later state to the next
     ROWS: int = 64  # query rows of a consumer: 64 for each of its warpgroups
@@ -45,10 +45,10 @@ class Pipe(NamedTuple):
     TANH: bool = False  # the softcap takes tanh.approx, with a relative error up to 2^-11, instead of exponentials
     TERMS: int = 0  # terms of the polynomial that caps small scores with AT_ONCE (asm/weights.py); 0: no polynomial
     QUERY_BOX: bool = False  # queries come through TMA; otherwise through the consumers' registers
-    QUERY_SLOTS: int = 1  # with QUERY_BOX, blocks whose queries fit shared memory; 2: the next ones may come early
+    QUERY_SLOTS: int = 1  # with QUERY_BOX, slots for a block's queries; 2: the next block's queries may come early
     BESIDE: bool = False  # True for the pipe of few rows that one warpgroup serves beside blocks (mixed.py)
     FOLLOWS: bool = False  # this launch begins before the previous one ends, and waits for that one at its own end
-    HEADS_ABREAST: int = 0  # KV heads of a sequence whose blocks come before the next heads' blocks; 0: all KV heads
+    HEADS_ABREAST: int = 0  # KV heads whose blocks of a sequence all come before those of the next heads; 0: all
     PARTS: int = 1  # parts into which a KV head's query heads are cut; each part is scheduled like a KV head
     HALVES: bool = False  # a latent tile takes two slots, each with half of the value dims
     SLOT_SCALES: bool = False  # each slot and KV head of the cache has a scale (slot_scales.py)
@@ -93,7 +93,9 @@ def raw_slots_of_rest(P):
 
 @triton.constexpr_function
 def rows_of_consumer(P):
-    """Rows of a block from one consumer's first to the next one's: COLUMNS if consumers share columns, else ROWS.
+    """Rows of a block from a consumer's first row to the next consumer's.
+
+    COLUMNS if several consumers of even shares have columns; otherwise ROWS.
 
     With two lists, only blocks of the second list are columns, and the first consumer alone serves these blocks.
     """
@@ -102,13 +104,13 @@ def rows_of_consumer(P):
 
 @triton.constexpr_function
 def is_int4(P):
-    """Whether an element of the cache is a byte of two int4, beside a scale and a zero point for each slot."""
+    """Whether the cache is int4: bytes of two dims, with a scale and a zero point for each slot and KV head."""
     return P.FP8 == 4
 
 
 @triton.constexpr_function
 def dims_of_element(fp8):
-    """Dims of a head in one element of the cache; fp8: Pipe.FP8, because Triton passes records as plain tuples."""
+    """Dims of a head in one element of the cache.  fp8: Pipe.FP8; Triton would pass a whole Pipe as a plain tuple."""
     return 2 if fp8 == 4 else 1
 
 
@@ -174,9 +176,9 @@ class Turn(NamedTuple):
 class Queries(NamedTuple):
     """A block's queries in shared memory."""
 
-    # [slots, R, 1, D].  Each consumer has a slot or, if blocks take slots in turn, each of QUERY_SLOTS blocks.  Instead
-    # of one slot, queries have two for the terms of a sum (`query_parts`), or one for each part of their dims.  Latent
-    # rows: two consumers share a slot.
+    # [slots, R, 1, D].  There is one slot for each consumer or, if blocks take slots in turn, one for each of
+    # QUERY_SLOTS blocks.  Two terms of a sum (`query_parts`) take two slots instead of one, and dims in parts take one
+    # slot for each part.  Latent rows: two consumers share a slot.
     slots: Any
     full: Any  # mbarriers [CONSUMERS, 1]; [DEPTH, 1] if blocks take slots in turn (`gates.gate`)
     empty: Any  # mbarriers [DEPTH, 1] if blocks take slots in turn; otherwise never used
@@ -256,11 +258,11 @@ class Jobs(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Destinations of results except `out`, whose compile-time field would be lost in a record that a kernel builds."""
+    """Destinations and scales of results, except `out`: a record that a kernel builds would lose its constant field."""
 
     lse: Any
     partial: Any  # Partial
     # int32 counters of programs that have stored states: one for each block and consumer, then one for each group of
-    # pieces.  All are 0 between launches.  With a merge launch: the cuts that the launch reads (`merge.cuts_of`).
+    # pieces.  All are 0 between launches.  With a merge launch: the cuts that it reads (`merge.cuts_of`).
     told: Any
     scales: Any  # Scales

@@ -83,7 +83,7 @@ def key_words_layout(rows, columns):
 
 @triton.constexpr_function
 def value_words_layout(rows, columns):
-    """[keys, words] of words of four dims, or of two with 64 dims: each thread has the keys of its operand fragment.
+    """[keys, words]; a word has four dims (two if values have 64 dims).  Each thread has its operand fragment's keys.
 
     The left operand is [dims, keys], and the product sums over the keys.
     """

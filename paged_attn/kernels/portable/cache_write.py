@@ -38,7 +38,7 @@ def store_heads(
             x = over_scale(x, by_slot)
     elif kv.FP8 > 0:
         scale = tl.zeros_like(kv_head).to(tl.float32) + scale_of(number, ptr, stride, tl.minimum(kv_head, KV_HEADS - 1))
-        x = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))  # on a GPU `/` may round up to a tie
+        x = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))  # on a GPU, `/` is inexact and may return a tie
     at = page * kv.stride_page + slot * kv.stride_slot + kv_head.to(tl.int64)[:, None] * kv.stride_head
     at += (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
     tl.store(kv.ptr + at, encode(x, kv.FP8, kv.ptr.dtype.element_ty), mask=inside)

@@ -258,7 +258,7 @@ def most_pieces(p: Problem, piece: int, query_len: int) -> int:
 
 
 def affordable(shares: int, blocks: int, share_bytes: int) -> int:
-    """Number of shares whose states fit MAX_SCRATCH_BYTES, at most `shares`; 0 if that is no more than blocks."""
+    """Return `shares` if their states fit MAX_SCRATCH_BYTES, else as many as fit, or 0 if no more than `blocks` fit."""
     most = MAX_SCRATCH_BYTES // share_bytes
     return shares if shares <= most else most if most > blocks else 0
 

@@ -96,7 +96,7 @@ def load_kv(
 ):  # fmt: skip
     """Load rows [N, PADDED / PARTS] of stored elements: dims [BEGIN, BEGIN + WIDTH).
 
-    live [N]: rows that are not live become zeros.  None: no row does, and rows of dead slots hold anything.
+    live [N]: rows that are not live become zeros.  None: no row is replaced, and rows of dead slots hold anything.
     """
     HEAD_DIM: tl.constexpr = WIDTH // kv.PARTS
     DIM: tl.constexpr = PADDED // kv.PARTS

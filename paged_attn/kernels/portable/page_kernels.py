@@ -108,7 +108,7 @@ def gather_pages_kernel(
     PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     RAW: tl.constexpr,
 ):  # fmt: skip
-    """Copy ROWS rows x COLUMNS of all heads' dims into dense rows; rows without a page become zeros.
+    """Copy ROWS rows x COLUMNS columns (dims of all heads, in a row) into dense rows; rows without a page become zeros.
 
     starts: int64 [seqs + 1], first row of each sequence.
     table_starts: indptr of a ragged page table, whose indices are `table`; None: `table` is dense.

@@ -31,7 +31,7 @@ class HeadRuns(NamedTuple):
 
     HEADS: int
     BLOCK: int  # heads of a program, a power of two
-    FIRST: int  # first of these heads in the tensor; a packed tensor has queries, then keys
+    FIRST: int  # first of these heads in the tensor; a packed tensor has queries, then keys, then values
     GROUP: int  # heads that share a scale
     DIMS: int
     AT: int  # first of these dims in a head of the cache; the rest of a latent key lies behind the values
@@ -241,7 +241,7 @@ def write_qkv_kernel(
 
     A negative slot skips the keys and values of a token, not its queries.  Values are not written if their cache has a
     ptr of None.
-    A program issues all its loads before the first use.  It waits twice: for the position, then for the angles.
+    A program issues its loads early, and waits for memory twice: for the position, then for the position's angles.
     DEPENDENT: a dependent launch, which begins before the previous launch ends, and lets the next one do the same.
     """
     QUERIES: tl.constexpr = (Q.HEADS + Q.BLOCK - 1) // Q.BLOCK

@@ -36,7 +36,7 @@ MAX_KEYS_OF_WHOLE_BLOCKS: Annotated[
         "portable 8 x 512: cut 15.8 us, uncut 14.1; 16 x 512 19.4, 15.8; 64 x 512 45.1, 41.9; but 4 x 512 13.4, 13.7",
     ),
 ] = 512
-# Most bytes of scratch for the states of a launch's pieces.
+# Maximum bytes of scratch for the states of a launch's pieces.
 MAX_SCRATCH_BYTES = 1 << 28
 
 # Dims of a head beyond which a state is divided among twice the threads, and blocks have fewer rows.  A state of 512
@@ -151,8 +151,8 @@ def pair_config(p: Problem, config: Config) -> Config:
 def int4_config(p: Problem, config: Config) -> Config:
     """Return the config of blocks with few rows over int4.  The dims are four parts, and each product has one part.
 
-    If a part of the values has no more dims than the block has rows, Triton gives each warp 16 rows and all keys.  More
-    warps would repeat the work of these.  Blocks with a qq_bias have twice the warps, for registers.
+    If a part of the values has no more dims than the block has rows, Triton gives each warp 16 rows and all keys, and
+    warps beyond rows / 16 would repeat work.  Blocks with a qq_bias have twice the warps, for registers.
     """
     if p.widest > WIDE:
         return config

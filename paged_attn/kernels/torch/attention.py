@@ -13,9 +13,9 @@ from . import blocks, plain
 from .call import Call, Seq, narrow, quiet, sequences, tokens_of
 from .visible import Sight, runs_of, sight_of
 
-TOGETHER = 4096  # most keys of a group; every sequence counts as the longest one
-MOST_QUERIES = 128  # most queries of a group
-ALIKE = 1.25, 32  # most keys of a group's longest sequence: ALIKE[0] times the keys of its shortest one + ALIKE[1]
+TOGETHER = 4096  # maximum keys of a group, if every sequence had as many as the longest one
+MOST_QUERIES = 128  # maximum queries of a group
+ALIKE = 1.25, 32  # maximum keys of a group's longest sequence: ALIKE[0] times those of the shortest one + ALIKE[1]
 
 
 def attend(call: Call) -> None:

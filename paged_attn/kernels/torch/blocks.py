@@ -17,7 +17,7 @@ from .call import Call, Seq, of_group, per_head
 from .visible import Sight, mask_of, runs_of, seen_by_all
 
 TILE = 512  # keys
-SCORES = 1 << 21  # most scores of a block and a tile
+SCORES = 1 << 21  # maximum scores of a block and a tile
 # All products of a batch_invariant call have one shape.  A query's position decides its row of a block, and a key's
 # position its column of a tile, wherever the call begins.
 INVARIANT_QUERIES, INVARIANT_TILE = 16, 256

@@ -19,7 +19,7 @@ from ...arguments import scales_slots
 from ...records.formats import INT4, LARGEST
 from .call import Call, Seq, narrow, per_head, quiet
 
-KEPT = 16 << 20  # most bytes of a scratch tensor that is kept: page faults of new memory cost more than a copy
+KEPT = 16 << 20  # maximum bytes of a scratch tensor that is kept: page faults of new memory cost more than a copy
 _scratch = threading.local()
 
 

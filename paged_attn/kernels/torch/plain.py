@@ -21,7 +21,7 @@ FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cp
 # of each sequence's keys, but at least FEWEST_KEYS keys, because each operation has a fixed cost.
 PIECE_BYTES, FEWEST_KEYS = 1 << 21, 512
 MANY_QUERIES = 32  # from this number of queries on, a piece has MOST_KEYS keys: joining costs more than memory
-MOST_KEYS = 16384  # most keys of a piece
+MOST_KEYS = 16384  # maximum keys of a piece
 # Largest magnitude of log-sum-exps by which pieces are joined.  The last bit of larger ones changes results too much.
 FAR = {torch.float32: 32.0, torch.bfloat16: 2048.0}
 State = tuple[Tensor, Tensor]  # results, log-sum-exps

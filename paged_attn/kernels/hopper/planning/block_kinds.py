@@ -105,7 +105,7 @@ def cap_takes_exponentials(p: Problem) -> bool:
 
 
 def blocks_see_as_many_keys(p: Problem) -> bool:
-    """Whether all blocks see about equally many keys, behind a context or in a window."""
+    """Whether all blocks see about equally many keys, because of a long context or a window."""
     return p.window_left >= 0 or p.max_seqlen_q < MAX_QUERIES_SHARE * p.max_seqlen_k
 
 
@@ -115,7 +115,7 @@ def one_block_may_see_most_keys(p: Problem) -> bool:
 
 
 def _rounds_by_rows(p: Problem, warpgroups: int, blocks: int) -> int:
-    """Return a program's time, in blocks of 64 rows, if all blocks take equally long: rounds * warpgroups."""
+    """Return a program's time, counted in blocks of 64 rows, if all blocks take equally long: rounds * warpgroups."""
     return warpgroups * cost.rounds(p, blocks)
 
 

@@ -79,7 +79,7 @@ def blocks_launch(p: Problem, shortest: int, two_lists: bool) -> Launch:
 
 
 def blocks_beside_launch(p: Problem, shortest: int) -> Launch:
-    """Return the launch of blocks of 128 rows that leave shared memory for few rows beside blocks in every program."""
+    """Return the launch of blocks of 128 rows that leave shared memory for few rows, which each program also serves."""
     pipe, _ = _pipe_of(p, False)
     tile = ELEMENTS_OF_TILES_BESIDE // padded_dim(p)
     keys, values = RINGS_BESIDE_FEW_ROWS

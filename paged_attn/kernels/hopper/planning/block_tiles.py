@@ -42,7 +42,7 @@ RINGS = {  # by (conversion, padded head dims)
 RINGS_OF_THREE_CONSUMERS = RingSizes(6, 5, 0, 64)  # for heads of 128 dims
 RINGS_OF_FOUR_WARPGROUPS = RingSizes(8, 8, 0, 64)  # for heads of up to 64 dims
 MAX_SLOTS = 8  # maximum number of slots of a ring: gates have no more barriers (`gates.DEPTH`)
-# (Key slots, value slots) of blocks beside few rows, the same of these few rows, and keys x dims of a tile of either.
+# Mixed kernel: (key slots, value slots) of blocks, then of few rows; keys x dims of a tile, equal for both.
 RINGS_BESIDE_FEW_ROWS, RINGS_OF_FEW_ROWS, ELEMENTS_OF_TILES_BESIDE = (3, 3), (3, 2), 64 * 128
 
 MAX_KEYS_OF_HALF_TILES: Annotated[
@@ -102,13 +102,13 @@ BYTES_BESIDE_TILES = 3 << 10  # bytes of shared memory for barriers and argument
 BYTES = 2  # bytes of an element of 16 bits
 ROWS = 128  # query rows of a block of wide heads
 MAX_DIMS_OF_RESULTS = 256  # maximum value dims of a launch; a thread's registers hold no more results
-MAX_DIMS_OF_WHOLE_TILES = 128  # value dims; results of more dims leave registers for scores of 64 keys only
+MAX_DIMS_OF_WHOLE_TILES = 128  # maximum value dims with tiles of 128 keys; registers hold scores of 64 beside more
 
 
 def blocks_take(p: Problem) -> bool:
     """Whether blocks serve a call of two widths or wide heads.
 
-    Pages must be cut into boxes, and some sequence may have more than MAX_ROWS rows.
+    Boxes must divide pages, and the bounds must allow a sequence of more than MAX_ROWS rows.
     """
     return (
         p.cache.itemsize <= 2
@@ -125,8 +125,8 @@ def blocks_take(p: Problem) -> bool:
 def wide_heads_fit(p: Problem) -> bool:
     """Whether blocks serve keys or values beyond 256 dims.
 
-    True for up to 512 dims of a 16-bit cache that is not x-packed, if TMA can read the queries and groups divide a
-    block.
+    True for up to 512 dims of a 16-bit cache that is not x-packed, if TMA can read the queries and the number of heads
+    of a group divides the rows of a block.
     """
     boxes = conversion(p) == NONE and not p.packed and p.query_box
     return boxes and p.widest <= 2 * MAX_DIMS_OF_RESULTS and ROWS % (p.heads // p.kv_heads) == 0

@@ -11,7 +11,7 @@ from .cost import long_scores
 from .operands import MAX_ROWS, NONE, columns_beside, columns_of_list, conversion
 from .shapes import MAX_SEQS_OF_ONE_WARP, is_even, padded_dim, rows_of
 
-ROWS_OF_A_BLOCK, MAX_HEADS = 128, 64  # query rows of a block; maximum heads of a group, for which a consumer has rows
+ROWS_OF_A_BLOCK, MAX_HEADS = 128, 64  # query rows of a block; maximum heads of a group or part that one block serves
 MIN_FRACTION_OF_ROWS: Annotated[
     float,
     Threshold(
@@ -55,8 +55,8 @@ def parts_of(p: Problem, apart: bool) -> int:
     """Return the number of parts into which a KV head's query heads are cut, each with blocks of its own; 1: not cut.
 
     The number of a part's heads is a power of two.  Groups are cut only if queries are long enough to fill the parts'
-    blocks.  apart: sequences of one token have another launch, so one long sequence is enough.  A long sequence is sure
-    to exist if max_seqlen_q leaves at least a token for each other sequence.
+    blocks.  apart: sequences of one token have another launch, so one long sequence is enough.  A sequence of
+    max_seqlen_q tokens is taken to exist if it would leave at least a token for each other sequence.
     """
     group = p.heads // p.kv_heads
     parts = group // min(group & -group, MAX_HEADS)
@@ -76,7 +76,10 @@ def blocks_are_parts(p: Problem) -> bool:
 
 
 def all_blocks_are_parts(p: Problem) -> bool:
-    """Whether every sequence is long enough for blocks of parts, which read the sequence's keys once for each part."""
+    """Whether blocks of parts, which read keys once for each part, serve every sequence of the call.
+
+    True if sequences are long on average or equally long, or if the call asks for decodes or prefills alone.
+    """
     return p.only is not None or is_even(p) or parts_of(p, False) > 1
 
 
@@ -130,7 +133,8 @@ MIN_SCORES_PER_KEY: Annotated[
 def products_outlast_reading(p: Problem) -> bool:
     """Whether queries are so many for each key that products take longer than reading.
 
-    A sequence is sure to have as many keys as queries.  The host does not know which sequences have a longer context.
+    If keys may outnumber the longest query, sequences must have more query tokens by that ratio, because the host does
+    not know which sequences have a context.
     """
     keys = p.keys_seen(p.max_seqlen_q)
     return p.tokens * min(p.max_seqlen_q, keys) >= MIN_TOKENS_PER_LONG_SEQ * p.seqs * keys
@@ -169,15 +173,16 @@ def decodes_read_faster_alone(p: Problem) -> bool:
     """Whether few rows beside long queries are served sooner by their own launch than by their own list.
 
     True over fp8 and int8: few rows need no converter in their own launch, and a converter is slower than memory.  True
-    over x-packed caches: few rows are columns, whose boxes differ from those of blocks.  True for fewer decodes than
-    programs: a list would cut every decode to give each program a piece, and even shares do that better.
+    over x-packed caches: few rows are columns, whose boxes differ from those of blocks.  True if sequences x KV
+    heads are no more than programs: a list would cut every decode to give each program a piece, and even shares do that
+    better.
     """
     if conversion(p) != NONE or p.packed:
         return True
     return cost.seqs_tried(p) * p.kv_heads <= p.device.multiprocessors
 
 
-KEYS_BESIDE_A_WINDOW = 16 + 64  # keys read beyond a window: 16 for a block's rows, 64 as tiles begin earlier
+KEYS_BESIDE_A_WINDOW = 16 + 64  # keys read beyond a window: 16 for a block's tokens, 64 because tiles may begin earlier
 MAX_PORTABLE_KEYS: Annotated[
     int,
     Threshold(

@@ -25,9 +25,9 @@ from .wide_heads import shares_take
 
 __all__ = ["copies", "launches", "need_of", "regime", "uncovered"]
 
-COUNTERS_PER_LAUNCH = 4  # counters before those of pieces: items taken of two lists, ended programs, one unused
+COUNTERS_PER_LAUNCH = 4  # counters before those of pieces: two of items taken, one of ended programs, one unused
 
-# (condition, what a call asks for where the condition is false).  Caches of 32 bits fail the first condition alone.
+# (condition, what a call asks for where the condition is false).  Only the first condition refuses caches of 32 bits.
 CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     (
         lambda p: p.compute in (torch.float16, torch.bfloat16) and p.query.itemsize <= 2 and p.cache.itemsize <= 2,
@@ -83,7 +83,7 @@ def takes_int4(p: Problem) -> bool:
 
 
 def copies(p: Problem) -> Copies | None:
-    """Return the whole pages into which a call's keys are copied first, None: there are none."""
+    """Return the whole pages into which a call's keys are copied first; None: there are none."""
     return copies_of_any(p) if p.cache != INT4 or takes_int4(p) else None
 
 
@@ -115,11 +115,11 @@ def regime(p: Problem) -> tuple[str, str]:
 
 
 def need_of(launch: Launch) -> Need:
-    """Return the scratch of a launch; its size depends on the device and, with fixed pieces, on bounds of lengths."""
+    """Return the scratch of a launch; its size depends on the plan (so on bounds of lengths), not on lengths."""
     shape, pipe = launch.shape, launch.pipe
     slots = launch.slots if shape.SPLIT else 0
     states = slots * shape.LIVE * (shape.VALUE_PADDED + 2) + launch.cuts
-    blocks = launch.programs if pipe.SHARES else slots  # at most so many are cut at a time
+    blocks = launch.programs if pipe.SHARES else slots  # maximum number that are cut at a time
     firsts = slots if pipe.GROUPED else 0  # a counter for the first piece of each group
     counters = COUNTERS_PER_LAUNCH + (blocks * pipe.CONSUMERS + firsts if launch.merge is None else 0)
     if launch.beside is not None:

@@ -92,7 +92,10 @@ def _launch(
 
 
 def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
-    """Return the pipe of whole blocks; beside the bank of two consumers, a ring holds twice 128 keys x 128 dims."""
+    """Return the pipe of whole blocks.
+
+    Beside the bank of two consumers, shared memory has room for rings of 256 keys of 128 dims, or of 512 keys of 64.
+    """
     slots = (2 if padded_dim(p) == 128 else 4) * (128 // _tile(p))
     return Pipe(
         SHARES=False,

@@ -30,7 +30,7 @@ def drafts_of_parts(p: Problem) -> int:
 def tokens_of_columns(p: Problem) -> int:
     """Return the query tokens, inclusive, up to which sequences get a launch of even shares when others are blocks.
 
-    Rows of these tokens fit MAX_COLUMNS columns; with more heads on a KV head, the result is 1.
+    Rows of these tokens fit MAX_COLUMNS columns.  With more heads than columns on a KV head, the result is 1.
     """
     return max(1, MAX_COLUMNS * p.kv_heads // p.heads)
 

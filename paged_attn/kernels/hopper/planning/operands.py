@@ -32,7 +32,8 @@ def conversion(p: Problem) -> int:
     return WIDEN_VALUES if in_two else WIDEN
 
 
-TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # terms of a softcap's polynomial as exact as tanh.approx, or as exponentials
+# Terms of a softcap's polynomial that is as exact as tanh.approx, and of one that is as exact as exponentials.
+TERMS_AS_TANH, TERMS_EXACTLY = 3, 5
 _SMALL = "the polynomial holds above a maximum of the row's scores, which rises as the cap falls: 2.7 for these caps"
 MIN_CAP_OF_TANH: Annotated[
     float,
@@ -179,7 +180,7 @@ def packed_rows_are_columns(p: Problem) -> bool:
 
 
 def two_blocks_of_columns(p: Problem) -> bool:
-    """Whether two blocks of columns serve a sequence of 33 to 64 rows; True if blocks of rows cannot."""
+    """Whether two blocks of columns serve a sequence of 33 to 64 rows; True if no block of rows can serve it."""
     if p.packed:
         if p.cache.itemsize == 1:
             return True

@@ -76,7 +76,8 @@ def rows_of(p: Problem, longest: int) -> int:
 def _is_normalized(p: Problem) -> bool:
     """Whether query rows are brought into float16's range.
 
-    Over int4 also rows in float16, whose odd dims are divided by 16 (`queries.scatter_int4`).
+    Over int4, float16 rows are brought into range, too, because their odd dims are divided by 16
+    (`queries.scatter_int4`).
     """
     return p.compute == torch.float16 and (p.query == torch.bfloat16 or (p.query == torch.float16 and p.cache == INT4))
 
@@ -106,7 +107,7 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         SCAN=next((size for size in (MAX_SEQS_OF_ONE_WARP, MAX_SEQS_OF_ONE_SCAN) if p.seqs <= size), 1024),
         ONE_SCAN=p.seqs <= MAX_SEQS_OF_ONE_SCAN,
         PEEL=False,
-        SCALE_FIRST=p.rescaled if p.query.itemsize == 1 else p.modified,  # fp8 weights: exponents take one scale
+        SCALE_FIRST=p.rescaled if p.query.itemsize == 1 else p.modified,  # exponents of fp8 weights have one scale
         CLEAR=False,
         NATIVE_FP8=True,
         NORMALIZED=_is_normalized(p),

@@ -21,7 +21,7 @@ from .share_layout import (
 )
 from .wide_heads import MAX_WIDE_COLUMNS, consumers_of, halves, latent_parts, only_columns, reads_latents, rest_of
 
-CONVERTER_REGISTERS = {1: 88, 2: 56}  # by consumers: registers of a thread of the warpgroup that widens latents
+CONVERTER_REGISTERS = {1: 88, 2: 56}  # by number of consumers: registers of a thread that widens latents
 MAX_PIECES_JOINED_BY_8: Annotated[
     int,
     Threshold(

@@ -50,7 +50,7 @@ def columns_leave_few_registers(p: Problem, columns: int) -> bool:
     """Whether registers suffice only for tiles of 64 keys, because keys pass through registers beside the columns.
 
     x-packed keys of 16 bits: True for 16 columns.  False for more columns, because registers then hold no next tile
-    (`columns.is_early`).  fp8 and int8 keys: True for more than 16 columns, and always if x-packed.
+    (`columns.is_early`).  fp8, int8 and int4 keys: True for more than 16 columns, and always if x-packed.
     """
     fp8 = p.cache.itemsize == 1
     return (p.packed and (fp8 or MAX_COLUMNS < columns <= 16)) or (fp8 and columns > 16)
@@ -113,7 +113,7 @@ def layout_of(p: Problem, longest: int, beside: bool) -> ShareLayout:
         columns = columns_of_shares(p, asked, asked > group)
         tile, slots, value_slots, raw_slots = share_tiles(p, columns)
     rows = columns or MAX_ROWS
-    # fp8 and int8 tiles leave shared memory for two programs, which hide each other's waits
+    # fp8, int8 and int4 tiles leave shared memory for two programs, which hide each other's waits
     two = p.cache.itemsize == 1 and columns <= MAX_REGISTER_COLUMNS and padded_dim(p) <= 128 and not reads_latents(p)
     resident = 2 if two else 1
     shares = max(1, resident * p.device.multiprocessors // p.kv_heads)
@@ -221,6 +221,6 @@ def pieces_joined_at_once(p: Problem, s: ShareLayout, least: int) -> int:
     0: no block is likely to have so many pieces, and the kernel never joins in groups.
     """
     most = int((1 + math.sqrt(1 + ROWS_WORTH_A_COUNT / s.rows)) ** 2)
-    # blocks of a single sequence have equally many pieces; one of several sequences may have nearly all keys
+    # blocks of a single sequence have equally many pieces; one sequence of several may have nearly all keys
     pieces = s.shares // max(1, s.blocks) if p.seqs == 1 else s.shares
     return most if min(pieces, cdiv(s.tiles + p.new, least) + 1) > most else 0

@@ -55,7 +55,8 @@ def _can_be_copied(p: Problem) -> bool:
 def _is_worth_a_copy(p: Problem) -> bool:
     """Whether a call has so many scores for each key that a copy takes less time than it saves.
 
-    Where most sequences may be decodes, a long query is sure to see only as many keys as it has tokens.
+    If sequences have less than half of max_seqlen_q tokens on average, most may be decodes.  Queries then count as
+    seeing at most max_seqlen_q keys.
     """
     most, copied = p.keys_seen(1), p.seqs * p.keys_seen(p.max_seqlen_q)
     seen = most if 2 * p.tokens >= p.seqs * p.max_seqlen_q else min(most, p.max_seqlen_q)
@@ -85,8 +86,8 @@ MIN_SCORES_PER_SCALED_KEY: Annotated[
 def copies_in_16_bits(p: Problem) -> Copies | None:
     """Return the whole pages to which keys of long queries are copied as numbers of 16 bits, times scales by token.
 
-    Decodes and drafts of a few tokens read int8, and scales by token, as they are.  None: so do all queries over one
-    scale, and the portable kernels serve long queries over scales by token.
+    Decodes and drafts of a few tokens read the cache as it is.  None: there is no copy.  Without a copy, long queries
+    over one scale read the cache as it is, too, and the portable kernels serve long queries over scales by token.
     """
     group = p.heads // p.kv_heads
     if scaled_rows_are_columns(p):

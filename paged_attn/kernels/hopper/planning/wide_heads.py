@@ -21,7 +21,7 @@ BYTES_OF_BARRIERS = 1 << 10  # bytes of barriers and of arguments of warp partit
 TILE_OF_ROWS = 32  # keys of a tile of latents, if query rows are rows of products
 BYTES_OF_FLAGS, BYTES_OF_NUMBERS = 512, 2048  # flags of a consumer of columns; numbers that two consumers exchange
 ROWS_OF_NOTHING = 32  # query rows over which a box of zeros may be written (`loader.fetch_descriptors`)
-MAX_TURNED_COLUMNS = 8  # maximum columns whose results beyond 256 dims are transposed in memory (`columns.is_turned`)
+MAX_TURNED_COLUMNS = 8  # columns up to which results beyond 256 dims pass shared memory (`columns.is_turned`)
 
 
 class WideRings(NamedTuple):
