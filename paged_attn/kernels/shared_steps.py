@@ -155,9 +155,10 @@ def merge_states(out: Rows, lse: Any, outs: Any, lses: Any, sinks: Any = None) -
 
 
 def _rows_per_merge(live: int, dim: int) -> int:
-    """Rows of a program of `merge_states`: an eighth of the heads, or fewer if registers cannot hold eight states.
+    """Rows of a program of `merge_states`: an eighth of the heads, rounded up to a power of two.
 
-    With up to eight heads, a program has one row, because many programs finish sooner.
+    Fewer rows if registers cannot hold eight states.  With up to eight heads, a program has one row, because many
+    programs finish sooner.
     """
     return min(next_power_of_2(cdiv(live, 8)), max(1, 1024 // dim))
 

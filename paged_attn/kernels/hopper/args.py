@@ -27,8 +27,8 @@ class Pipe(NamedTuple):
     ROWS: int = 64  # query rows of a consumer: 64 for each of its warpgroups
     JOINED: int = 8  # maximum number of states of pieces that a joining program loads together
     GROUPED: int = 0  # a block with more pieces than this is joined in groups of pieces; 0: never in groups
-    BRIEF: bool = False  # as little machine code as possible, because a small decode waits for it; one loader warp
-    AT_ONCE: bool = False  # weights of rows use the maximum so far, and are made again if that maximum was too small
+    BRIEF: bool = False  # as little machine code as possible, because a small decode waits for code; one loader warp
+    AT_ONCE: bool = False  # softmax weights use the maximum so far, and are made again if that maximum was too small
     IN_TURN: bool = False  # ping-pong: a consumer's two warpgroups start products in turn (tile_loop.py)
     AHEAD: bool = False  # the next item's first keys are multiplied while an item's results are stored
     MIXED: bool = False  # items come from two lists, one of long and one of short queries; False in the mixed kernel
@@ -45,7 +45,7 @@ class Pipe(NamedTuple):
     TANH: bool = False  # the softcap takes tanh.approx, with a relative error up to 2^-11, instead of exponentials
     TERMS: int = 0  # terms of the polynomial that caps small scores with AT_ONCE (asm/weights.py); 0: no polynomial
     QUERY_BOX: bool = False  # queries come through TMA; otherwise through the consumers' registers
-    QUERY_SLOTS: int = 1  # with QUERY_BOX, slots for a block's queries; 2: the next block's queries may come early
+    QUERY_SLOTS: int = 1  # with QUERY_BOX, slots, each for one block's queries; 2: the next block's may come early
     BESIDE: bool = False  # True for the pipe of few rows that one warpgroup serves beside blocks (mixed.py)
     FOLLOWS: bool = False  # this launch begins before the previous one ends, and waits for that one at its own end
     HEADS_ABREAST: int = 0  # KV heads whose blocks of a sequence all come before those of the next heads; 0: all
@@ -263,6 +263,6 @@ class Results(NamedTuple):
     lse: Any
     partial: Any  # Partial
     # int32 counters of programs that have stored states: one for each block and consumer, then one for each group of
-    # pieces.  All are 0 between launches.  With a merge launch: the cuts that it reads (`merge.cuts_of`).
+    # pieces.  All are 0 between launches.  With a merge launch: the cuts that the launch reads (`merge.cuts_of`).
     told: Any
     scales: Any  # Scales

@@ -185,7 +185,7 @@ def registers_of(P):
 @gluon.jit
 def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """(Rings that consumers read, Rings that loaders fill); the two differ where a converter stands between them."""
-    room = queries.slots  # placeholder where there is no room, because a record with a None cannot be returned
+    room = queries.slots  # placeholder for an unused field, because a record with a None cannot be returned
     extra = room
     if P.COARSE:
         extra = make_ones(dtype, S, P)
@@ -234,7 +234,7 @@ def blocks_kernel(
         page_starts,
     )  # fmt: skip
     if S.CLEAR:
-        live = tokens_of(batch)  # memory answers while barriers are made
+        live = tokens_of(batch)  # loaded early: barriers are made while memory answers
     bring_lengths(batch, P)
     bring_queries(query, num_tokens, S, P)
     dtype: gl.constexpr = gl.float16 if P.CONVERT == WIDEN else key_box.dtype

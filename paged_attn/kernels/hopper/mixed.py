@@ -143,7 +143,7 @@ def mixed_kernel(
         few_least, few_slots, page_starts,
     )  # fmt: skip
     if S.CLEAR:
-        live = tokens_of(batch)  # memory answers while barriers are made
+        live = tokens_of(batch)  # loaded early: barriers are made while memory answers
     bring_lengths(batch, P)
     bring_queries(query, num_tokens, S, P)
     dtype: gl.constexpr = key_box.dtype

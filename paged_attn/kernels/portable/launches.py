@@ -112,7 +112,7 @@ def _few_config(p: Problem) -> Config:
 
 
 def _few_tokens(p: Problem, config: Config) -> int:
-    """Most query tokens of a sequence with few queries: up to 16 rows, because every block may leave states."""
+    """Maximum query tokens of a sequence of few queries: up to 16 rows, because every block may leave states."""
     return max(1, min(config.rows, 16) * p.kv_heads // p.heads)
 
 
@@ -252,7 +252,7 @@ def _least_tiles(config: Config, tiles: int) -> int:
 
 
 def most_pieces(p: Problem, piece: int, query_len: int) -> int:
-    """The most pieces of `piece` keys that `query_len` queries of a sequence can see."""
+    """Maximum number of pieces of `piece` keys that `query_len` queries of a sequence can see."""
     most = max(1, cdiv(p.max_seqlen_k, piece))
     return most if p.window_left < 0 or p.prefix or p.spans else min(most, cdiv(query_len + p.window_left, piece) + 1)
 

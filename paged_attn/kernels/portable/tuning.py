@@ -214,7 +214,7 @@ def head_blocks(p: Problem) -> int:
 
 
 def most_rows(p: Problem) -> int:
-    """Most rows of a block of wide heads, as registers allow: 64, with exceptions.
+    """Maximum rows of a block of wide heads, as registers allow: 64, with exceptions.
 
     16 rows: float32 latents, other latents except on sm_80 and later, fp8 and int8 latents except on sm_89 and later.
 
@@ -235,7 +235,8 @@ def fit(p: Problem, config: Config) -> Config:
     stored_dims = dim + value_dim if rest is None else dim + rest
     stored_bytes = stored_dims * (p.cache.itemsize if config.pairs and not p.new else p.compute.itemsize)
     limit = SHARED_MEMORY.get(p.device.arch, 65536)
-    # tensor cores of Hopper and Blackwell read tiles from shared memory; elsewhere one of the stages is in registers
+    # products of 64 rows or more on Hopper and Blackwell read tiles from shared memory; for all others, one of the
+    # stages is in registers
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
     # wide x-packed float32 values are transposed through shared memory, and no stage is in registers
     turned = p.packed and p.compute == torch.float32 and p.widest >= WIDE

@@ -230,7 +230,7 @@ def _positions(spans: Sequence[Span], device: torch.device) -> Tensor:
 
 
 def _live(spans: Sequence[Span], device: torch.device) -> Tensor:
-    """Whether each span is not empty, bool [B, 1]."""
+    """Whether each span holds a position, bool [B, 1]."""
     return torch.tensor([span.end > span.first for span in spans], device=device)[:, None]
 
 

@@ -11,7 +11,7 @@ MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of val
 MAX_ROWS_OF_TWO_WIDTHS = 64  # query rows of a block, up to 256 dims
 MAX_WIDE_COLUMNS = 32  # columns of a consumer beyond 256 dims: 512 dims take 4 registers of a thread for each column
 MAX_LATENT_COLUMNS = 2 * MAX_WIDE_COLUMNS  # columns of two consumers, which share the tiles
-MIN_DIMS_OF_HALVES = 128  # value dims that two consumers divide; each half then begins a 128-byte line of shared memory
+MIN_DIMS_OF_HALVES = 128  # fewest value dims that two consumers divide: each half fills 128-byte lines of shared memory
 # Maximum number of blocks of a sequence: parts of the heads, times blocks of tokens if rows are columns.  Each block
 # reads the keys, mostly from the L2.
 MAX_BLOCKS_OF_LATENTS = 4
