@@ -151,8 +151,8 @@ def pair_config(p: Problem, config: Config) -> Config:
 def int4_config(p: Problem, config: Config) -> Config:
     """Return the config of blocks with few rows over int4.  The dims are four parts, and each product has one part.
 
-    If a part of the values has no more dims than the block has rows, Triton gives each warp 16 rows and all keys, and
-    warps beyond rows / 16 would repeat work.  Blocks with a qq_bias have twice the warps, for registers.
+    If a part of the values has no more dims than the block has rows, Triton gives each warp 16 rows and all keys.  More
+    than rows / 16 warps would repeat work.  Blocks with a qq_bias have twice the warps, for registers.
     """
     if p.widest > WIDE:
         return config

@@ -125,8 +125,8 @@ def blocks_take(p: Problem) -> bool:
 def wide_heads_fit(p: Problem) -> bool:
     """Whether blocks serve keys or values beyond 256 dims.
 
-    True for up to 512 dims of a 16-bit cache that is not x-packed, if TMA can read the queries and the number of heads
-    of a group divides the rows of a block.
+    True for up to 512 dims of a 16-bit cache that is not x-packed, if TMA can read the queries.  A block's rows must be
+    a multiple of the group's heads.
     """
     boxes = conversion(p) == NONE and not p.packed and p.query_box
     return boxes and p.widest <= 2 * MAX_DIMS_OF_RESULTS and ROWS % (p.heads // p.kv_heads) == 0

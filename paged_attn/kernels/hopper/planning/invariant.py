@@ -94,7 +94,7 @@ def _launch(
 def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
     """Return the pipe of whole blocks.
 
-    Beside the bank of two consumers, shared memory has room for rings of 256 keys of 128 dims, or of 512 keys of 64.
+    Rings of 256 keys of 128 dims, or of 512 keys of 64 dims, fit shared memory beside the bank of two consumers.
     """
     slots = (2 if padded_dim(p) == 128 else 4) * (128 // _tile(p))
     return Pipe(

@@ -107,7 +107,7 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         SCAN=next((size for size in (MAX_SEQS_OF_ONE_WARP, MAX_SEQS_OF_ONE_SCAN) if p.seqs <= size), 1024),
         ONE_SCAN=p.seqs <= MAX_SEQS_OF_ONE_SCAN,
         PEEL=False,
-        SCALE_FIRST=p.rescaled if p.query.itemsize == 1 else p.modified,  # fp8 queries: all rows' exponents have one scale
+        SCALE_FIRST=p.rescaled if p.query.itemsize == 1 else p.modified,  # fp8 queries: rows' exponents share a scale
         CLEAR=False,
         NATIVE_FP8=True,
         NORMALIZED=_is_normalized(p),
