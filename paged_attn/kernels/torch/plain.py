@@ -77,7 +77,11 @@ def _numbers(call: Call) -> Scaled | None:
 
 
 def takes(sight: Sight, seq: Seq) -> bool:
-    """Whether flash attention serves a sequence: one query over a run of keys, or several without window and chunk."""
+    """Whether flash attention serves a sequence.
+
+    True for one query, and for several queries with as many keys or more, but no window, no chunk, and no shard that
+    divides causal keys.
+    """
     if seq.query_len == 1:
         return True
     apart = sight.widest.shard is not None and sight.is_causal(seq)  # queries have no places among the rank's own keys

@@ -27,7 +27,8 @@ __all__ = ["copies", "launches", "need_of", "regime", "uncovered"]
 
 COUNTERS_PER_LAUNCH = 4  # counters before those of pieces: two of items taken, one of ended programs, one unused
 
-# (condition, what a call asks for where the condition is false).  Only the first condition refuses caches of 32 bits.
+# (condition, what a call asks for where the condition is false).  `itemsize > 2` lets caches of 32 bits pass, because
+# the first condition refuses them.
 CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     (
         lambda p: p.compute in (torch.float16, torch.bfloat16) and p.query.itemsize <= 2 and p.cache.itemsize <= 2,

@@ -14,7 +14,7 @@ from .wide_heads import shares_take
 
 
 def shortest_of(p: Problem) -> int:
-    """Return the fewest query tokens of a sequence that is served: 2 if the call asks for prefills alone, else 0."""
+    """Return the fewest query tokens of a sequence that is served: 0, or 2 for prefills alone; not for decodes alone."""
     return 0 if p.only is None else 2
 
 
