@@ -14,7 +14,10 @@ from .wide_heads import shares_take
 
 
 def shortest_of(p: Problem) -> int:
-    """Return the fewest query tokens of a sequence that is served: 0, or 2 for prefills alone; not for decodes alone."""
+    """Return the fewest query tokens of a sequence that is served: 0, or 2 if the call asks for prefills alone.
+
+    Not for decodes alone, which have one query token.
+    """
     return 0 if p.only is None else 2
 
 
