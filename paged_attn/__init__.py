@@ -30,7 +30,7 @@ __all__ = [
 _LATER = {"prepare": ".preparation.prepare"}
 _LATER |= dict.fromkeys(("pages_needed", "positions", "slots", "tree"), ".step") | {"pad_batch": ".padding"}
 _LATER |= dict.fromkeys(("copy_pages", "gather_pages", "move_pages"), ".pages")
-_LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv", "write_qkv"), ".api")  # for commands
+_LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv", "write_qkv"), ".api")  # used only in commands
 
 
 def _is_command() -> bool:

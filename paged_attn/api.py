@@ -1,6 +1,6 @@
 """The public functions and their specifications.
 
-Each function collects unknown keywords in `others`.  Its error names the argument to use instead of each of them
+Each function collects unknown keywords in `others`.  The error for these keywords says what to use instead of each one
 (checks/keywords.py).
 """
 
@@ -99,19 +99,19 @@ def paged_attention(
         seq_lens: [seqs] int32 | int64; number of keys of each sequence, the call's own included.  0 or less: an empty
             sequence.  Values of page_table, seq_lens and cu_seqlens_q must fit 32 bits, whatever their dtype.  Without
             causal there may be fewer keys than query tokens.  A causal sequence of several query tokens needs at least
-            as many keys as query tokens.  With k_new, every sequence of several query tokens does.  Checked calls
-            refuse fewer keys, but accept negative lengths.
+            as many keys as query tokens.  With k_new, a sequence of several query tokens needs as many even without
+            causal.  Checked calls refuse fewer keys, but accept negative lengths.
         cu_seqlens_q: [seqs + 1] int32 | int64; sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1 of q.
             Rows from cu_seqlens_q[-1] on are padding; they give zeros.  None: one query token per sequence.
         kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
         max_seqlen_q: an int on the host, upper bound of the query tokens of a sequence; saves work.  None: the number
             of tokens.  If a sequence has more, its extra rows are not computed and may be uninitialised.  Checked calls
             refuse such a sequence.
-        max_seqlen_k: an int on the host, upper bound of seq_lens; saves work.  None: the keys that a row of page_table
-            has room for, and the tokens of k_new.  Checked calls refuse longer sequences.
+        max_seqlen_k: an int on the host, upper bound of seq_lens; saves work.  None: the number of keys that a row of
+            page_table has room for, plus the tokens of k_new.  Checked calls refuse longer sequences.
         shard: (rank, world, stripe), three ints, if keys are divided among ranks.  The caches and page_table belong to
             this rank: they hold the keys at places p with p // stripe % world == rank, one after another, without gaps.
-            Everything else counts places of whole sequences and is alike on all ranks: seq_lens, cu_seqlens_q,
+            All other arguments count places of whole sequences and are equal on all ranks: seq_lens, cu_seqlens_q,
             max_seqlen_k, masks and biases.  The result is the attention over the keys of this rank.  distributed.merge
             or merge_states joins it with the results of other ranks: pass return_lse = True and a float32 out.  A query
             that sees no key of this rank gives exactly 0 and minus infinity.  Not with k_new, sinks, gate, out_scale or
@@ -143,11 +143,11 @@ def paged_attention(
             batch_invariant, the Hopper kernels approximate in two cases.  The cases depend on the rows of a sequence,
             one for each query token and each query head of a KV head:
 
-            - tanh may be off by up to 2^-11 of a score: bfloat16 and fp8 queries, without return_lse, if a sequence may
-              have more than 32 rows over an fp8 cache.  Over another cache the limit is 8 rows if sequences have one
-              query token, and 16 rows if they may have several;
-            - a weight below 2^-24 of the row's largest weight, or of its sink, may count as 0: if a sequence may have
-              more than 64 rows.
+            - With bfloat16 or fp8 queries and without return_lse, tanh may be off by up to 2^-11 of a score.  Over an
+              fp8 cache, this needs sequences that may have more than 32 rows.  Over another cache, it needs more than
+              8 rows if sequences have one query token, and more than 16 rows if they may have several.
+            - If a sequence may have more than 64 rows, a weight below 2^-24 of the row's largest weight, or of its
+              sink, may count as 0.
         alibi_slopes: [heads], or [seqs, heads] for each sequence, float32; adds slope * (key position - query position)
             to the scores.  Positive slopes raise scores of keys after a query.
         alibi_symmetric: True: ALiBi adds -slope * |key position - query position| instead, as FlashAttention and
@@ -186,8 +186,8 @@ def paged_attention(
             zero point, an integer, and count as zeros in the scale.
             q_scale may also hold a number > 0 for each token, with any dtype of q: a temperature by position, as in
             Llama 4.  Its shape is then [tokens, 1], or [tokens] for queries that are not fp8.  For fp8 queries it
-            includes the descale, and may be [tokens, kv_heads].  If there are as many tokens as sequences, rows of
-            q_scale are of tokens.  Padding may hold anything.
+            includes the descale, and may be [tokens, kv_heads].  If there are as many tokens as sequences, each row of
+            q_scale belongs to a token.  Padding may hold anything.
         gate: [tokens, heads, value_dim]; dtypes as for sinks; last axis contiguous.  Results are multiplied by
             1 / (1 + exp(-gate)), after the merge of splits and before rounding.  The log-sum-exp does not change.  A
             result of 0 stays 0 whatever its gate holds, so gates of padding and of rows that see no key may hold
@@ -201,7 +201,7 @@ def paged_attention(
             denominator, sinks included.  Two approximations on Hopper are made only with return_lse = False:
 
             - e4m3 queries over an e4m3 cache, in prefills: exponentials are coarse.  Results of random data then have a
-              relative error (in norm) of 3.1%.  With return_lse the error is 2.6%, because weights are e4m3 there, too.
+              relative error (in norm) of 3.1%.  With return_lse it is 2.6%, because weights are e4m3 in both cases.
             - bfloat16 queries over an e4m3 cache, if a sequence may have more than 64 rows (see softcap): scores are
               accumulated in 14 bits, off by about 2^-12 of the summands.
         only: "decode": compute only sequences of exactly one query token.  "prefill": compute only the others.  Rows of
@@ -300,18 +300,18 @@ def write_kv(
             No slot may occur twice.
         kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
         k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads].  Required for an fp8 or int8
-            cache, which holds clamp(value / scale), rounded to nearest, to even where two numbers are as near.
-            Quotients are float32.  int8 is clamped to +-127, and stores 0 for NaN.  None for a cache of 16 bits or
-            float32.  With v = None, v_scale is None.
+            cache, which holds clamp(value / scale), rounded to nearest even.  Quotients are float32.  int8 is clamped
+            to +-127, and stores 0 for NaN.  None for a cache of 16 bits or float32.  With v = None, v_scale is None.
             Scales by token (see paged_attention) are computed and written.  A scale is the largest magnitude of a
-            token's head / the largest number of the cache's dtype (448, 57344 or 127), in float32.  float16 scales are
-            rounded to nearest, and at most 65504; values are divided by the scale as stored.  Where a head is all
-            zeros, or its scale rounds to 0, the scale and what is stored are 0.  Where a head has a NaN or an infinity,
-            its scale is NaN and what is stored is 0, so it reads as NaN; other heads and tokens do not change.
-            int4 requires scales by token.  least and largest are those of a token's head and 0.  scale =
-            (largest - least) / 15, with its lowest four bits cleared.  zero point = -least / scale.  stored = value /
-            scale + zero point, clamped to 0 to 15.  Quotients are rounded as above, and NaN, infinity and a scale of 0
-            are as above.
+            token's head, divided by the largest number of the cache's dtype (448, 57344 or 127), in float32.  float16
+            scales are rounded to nearest, and at most 65504; values are divided by the scale as stored.  Where a head
+            is all zeros, or its scale rounds to 0, the scale and what is stored are 0.  Where a head has a NaN or an
+            infinity, its scale is NaN and what is stored is 0, so it reads as NaN; other heads and tokens do not
+            change.
+            int4 requires scales by token.  least and largest are the extremes of a token's head together with 0.
+            scale = (largest - least) / 15, with its lowest four bits cleared.  zero point = -least / scale.  stored =
+            value / scale + zero point, clamped to 0 to 15.  Quotients are rounded as above, and NaN, infinity and a
+            scale of 0 are as above.
         check: as in paged_attention; finds slots outside the cache, and slots that occur twice.
 
     Raises:
@@ -375,8 +375,8 @@ def write_qkv(
         positions: [tokens] int32 | int64, or [3, tokens] with mrope_sections; row of cos_sin for each token.  A
             position outside cos_sin takes its nearest row.  None: row t of cos_sin belongs to token t.
         cos_sin: [max_positions, rotary_dim] float16 | bfloat16 | float32; cosines in the first half of a row, sines in
-            the second, both times the model's scaling, if any.  rotary_dim is even and at most the dims of q.  None: no
-            rotary embedding.
+            the second, both multiplied by the model's scaling, if any.  rotary_dim is even and at most the dims of q.
+            None: no rotary embedding.
         interleaved: False: dim i and dim i + rotary_dim / 2 are a pair (GPT-NeoX).  True: dims 2 i and 2 i + 1 (GPT-J).
         mrope_sections: three ints whose sum is rotary_dim / 2 (multimodal rotary embedding): numbers of pairs of dims
             that take positions[0], then positions[1], then positions[2].

@@ -214,7 +214,7 @@ class Refused(NamedTuple):
 
 
 REFUSED = (
-    # New keys begin a tile of their own, so the tile at the end of the cache would be two tiles.
+    # New keys begin a tile of their own, so the tiles of a sequence would depend on where its cache ends.
     Refused(
         "k_new",
         "batch_invariant",
@@ -306,7 +306,8 @@ def scales_tokens(q_scale: Any, q: Any) -> bool:
     """Whether q_scale has a number for each token.
 
     For fp8 queries, q_scale may also be a descale.  It is by token only if it is [tokens, 1] or [tokens, kv_heads],
-    with more than one token and a stride of tokens other than 0.  With as many sequences as tokens, rows are of tokens.
+    with more than one token and a stride of tokens other than 0.  Such rows belong to tokens even if there are as many
+    sequences as tokens.
     """
     if q_scale is None or isinstance(q_scale, (int, float)) or q_scale.ndim == 0:
         return False

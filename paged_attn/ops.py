@@ -66,8 +66,8 @@ _NAMES["shard"] = "shard and tuple(shard)"
 _FIRST = (*PLACES, "out")
 _NAMED = [x for x in ARGUMENTS if x.schema is not None and x.name not in _FIRST]
 
-# Parameters have the schema's defaults, because torch leaves out arguments that equal them.  A wrapper that fills these
-# in would cost a microsecond.
+# Parameters have the schema's defaults, because torch leaves out arguments that equal their defaults.  A wrapper that
+# adds the missing arguments would cost a microsecond.
 _attention: Callable[..., Any] = untraced(from_text(f"""\
 def _attention({listed(_FIRST)} {listed(f"{x.name}={x.default!r}" for x in _NAMED)} return_lse=False):
     result = attend(

@@ -45,8 +45,9 @@ def pad_batch(
             that number is valid.
         max_pages: columns of the result's page table, or length of its indices if it is ragged; at least that of
             page_table.  None: that of out, or that of page_table without out.  With out, only that number is valid.
-        page_size: tokens in a page, an int >= 1.  If given, sequences must have pages for their lengths, as far as
-            these are on the host.  Leave it out where k_new brings keys that have no page.
+        page_size: tokens in a page, an int >= 1.  If given, each sequence must have pages for all its keys.  This is
+            checked if seq_lens and, of a ragged table, indptr are on the host.  Leave page_size out where k_new brings
+            keys that have no page.
         out: (page_table, seq_lens, cu_seqlens_q) of an earlier call, into which the batch is copied.  Its cu_seqlens_q
             must be None exactly if the batch's is.  Copies from pinned host memory do not wait.  None: new tensors.
         device: device of tensors made from lists.  None: that of the batch's tensors, or the host.

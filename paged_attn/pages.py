@@ -122,8 +122,8 @@ def gather_pages(
         check: True: first verify lengths and page ids, with a host sync.  None: as in paged_attention.
 
     Returns:
-        [tokens, kv_heads, head_dim], which is out if given.  Without a scale and another dtype, rows have the bits of
-            the cache.  Otherwise they are products in float32, rounded to nearest even.
+        [tokens, kv_heads, head_dim], which is out if given.  Without a scale and in the cache's own dtype, rows have
+            the bits of the cache.  Otherwise they are products in float32, rounded to nearest even.
 
     Raises:
         ValueError: names the tensor, the axis and both sizes, and what to do.

@@ -136,7 +136,10 @@ INSTRUCTIONS = ("wgmma.mma_async", "cp.async.bulk.tensor")  # a Hopper kernel wi
 
 
 def try_kernels(arch: str, index: int) -> None:
-    """Make all calls of TRIED on a GPU, and print the verdict as JSON.  keep: it does not depend on free memory."""
+    """Make all calls of TRIED on a GPU, and print the verdict as JSON.
+
+    `keep` is false if the GPU ran out of memory, because the verdict then says nothing about the kernels.
+    """
     from .launching import triton_trial
 
     triton_trial._verdicts[arch] = ""  # so that these calls do not start a trial
@@ -151,7 +154,7 @@ def try_kernels(arch: str, index: int) -> None:
 
 
 def complaints(arch: str, device: torch.device) -> Iterator[str]:
-    """Yield what is wrong with the results of TRIED, from first calls and kept launches, and with their kernels."""
+    """Make each call of TRIED twice, the second time as a kept launch; yield what is wrong with results and kernels."""
     from .launching import launch
 
     compiled: list[Any] = []

@@ -79,7 +79,7 @@ def _settled(shape: Sequence[int], known: list[int | None]) -> tuple[int, ...]:
 
 VECTOR = 16  # bytes that a thread moves at once
 
-Axis = tuple[int, int, int]  # (size, stride in the source, stride in the target), bytes
+Axis = tuple[int, int, int]  # (number of elements, stride in the source, stride in the target); strides in bytes
 
 
 class PageRuns(NamedTuple):
@@ -102,11 +102,11 @@ class PageRuns(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """Bytes that divide the run and all offsets, at most VECTOR."""
+        """Largest number of bytes, at most VECTOR, that divides the run, both offsets and all strides."""
         return math.gcd(VECTOR, *self[:5], *self.inner[1:], *self.outer[1:])
 
     def in_units(self, unit: int) -> list[int]:
-        """Fields of a table's row behind the addresses: strides of pages in bytes, everything else in units."""
+        """Fields of a table's row after its addresses: page strides in bytes, a count of runs, the rest in units."""
         inner, outer = ([x // unit for x in axis[1:]] for axis in (self.inner, self.outer))
         return [self.source_page, self.target_page, self.run // unit, self.inner[0], *inner, *outer, self.bytes // unit]
 

@@ -87,7 +87,7 @@ def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor |
 def moves_of(
     sources: Sequence[Tensor], targets: Sequence[Tensor] | None, src: Tensor, dst: Tensor, page_axis: int
 ) -> Run:
-    """The Run of a call of copy_pages, whose targets are None, or of move_pages."""
+    """The Run of a call of copy_pages (targets = None) or of move_pages."""
     dialect, count = torch_dialect(), len(sources)
 
     def move(*given: Tensor) -> None:

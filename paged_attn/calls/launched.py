@@ -244,7 +244,7 @@ def _norm(weight: Any, options: Rotation) -> Norm | None:
 def _rotary(x: Projections) -> Rotary | None:
     if x.cos_sin is None:
         return None
-    if x.positions is None:  # row t is of token t; the number of rows is left out, because kernels would depend on it
+    if x.positions is None:  # row t belongs to token t; kernels get no number of rows, on which they would depend
         return Rotary(x.cos_sin, x.cos_sin.stride(0))
     stride = x.positions.stride(0) if x.positions.ndim == 2 else None
     return Rotary(x.cos_sin, x.cos_sin.stride(0), x.cos_sin.shape[0], x.positions, stride)
@@ -269,7 +269,7 @@ def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor |
 def moves_of(
     sources: Sequence[Tensor], targets: Sequence[Tensor] | None, src: Tensor, dst: Tensor, page_axis: int
 ) -> Moves:
-    """The launch of a call of copy_pages, whose targets are None, or of move_pages."""
+    """The launch of a call of copy_pages (targets = None) or of move_pages."""
     return Moves(sources, targets, src, dst, page_axis)
 
 

@@ -28,7 +28,7 @@ from ..strides import PageRuns, runs_of
 
 LANES = 512  # units that a program moves at a time: with vectors of 16 bytes, four for each thread
 WARPS = 4
-FEW_PROGRAMS = 2048  # pages are cut into parts: up to this number in all, but no smaller than LANES units each
+FEW_PROGRAMS = 2048  # pages are cut into about this number of parts in all, but not into parts of less than LANES units
 MAX_PROGRAMS = 8192
 # A link to the host needs fewer bytes in flight than a device's memory: these programs have at most 1 MiB.  So other
 # kernels keep most multiprocessors.  Not measured yet.
@@ -158,7 +158,7 @@ def _unit(found: Sequence[tuple[int, int, PageRuns]], addresses: Sequence[int]) 
 
 
 class Rows:
-    """The launch of a call of gather_pages.  Before it, torch sums lengths to find each sequence's first row."""
+    """The launch of a call of gather_pages.  Before the launch, torch sums lengths to find sequences' first rows."""
 
     in_torch = False
     latent = False
@@ -192,7 +192,7 @@ class Rows:
         return Step(gather_pages_kernel, (cdiv(size["tokens"], rows), cdiv(columns, block)), args, {})
 
     def first(self, tensors: Sequence[Tensor]) -> None:
-        """Launch with these tensors, in the order of `given` without None."""
+        """Launch with the tensors of a call: those among `given` in __init__, in the same order."""
         if self.launches is None:
             return
         left = [*tensors]

@@ -10,7 +10,7 @@ from ..launching.locks import FIRST
 from ..launching.platform import Device
 
 FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
-LEAST_CAP = 2.0**-40  # a smaller softcap makes scores as good as 0, too, but its inverse may be infinite
+LEAST_CAP = 2.0**-40  # replaces a smaller softcap: scores are as good as 0 with both, but its inverse may be infinite
 MOST_CAPS = 2.0**96  # largest |softmax scale| / softcap
 
 

@@ -1,8 +1,8 @@
 """Checks of the arguments of paged_attention, write_kv and merge_states.
 
-The rows of the argument table check options and most tensors.  Every call is checked by what the host knows (axes.py,
-options.py).  A checked call also reads numbers back from the device (contents.py).  No check launches a kernel of this
-package, or writes to an argument.
+The rows of the argument table check options and most tensors.  Every call that is not kept is checked by what the host
+knows (axes.py, options.py).  A checked call also reads numbers back from the device (contents.py).  No check launches
+a kernel of this package, or writes to an argument.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RULES: dict[str, Callable[..., None]] = {
     "shard": shard,
     "window": window,
 }
-# Names of dtypes in the table's rows.  What one more name, "beside scores", means depends on q (BIAS_FOR).
+# Names of dtypes in the table's rows.  A further name, "beside scores", means dtypes that depend on q (BIAS_FOR).
 KINDS = {"integer": INTEGER, "int32": INT32, "bool": BOOL, "float32": FLOAT32}
 OF_SEQS = {"qq_bias", "alibi_slopes"}  # tensors that may have an axis of sequences before the axes of their rows
 # Arguments that may share no memory with out, in the order in which they are checked.  q may be out itself.
@@ -83,7 +83,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     tokens, seqs, heads, kv_heads = sizes["tokens"], sizes["seqs"], sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads % kv_heads:
         raise door.wrong_heads(heads)
-    if k_new is None and page_starts is None:  # k_new settles kv_heads; a ragged table has no width to compare
+    if k_new is None and page_starts is None:  # k_new would not fit swapped sizes; a ragged table has no width
         _doubt(door, options.max_seqlen_k)
     if cu_seqlens_q is not None:
         sizes["seqs + 1"] = seqs + 1

@@ -69,7 +69,7 @@ def of_bytes(name: str, shape: Sequence[int], dims: int) -> str:
 
 
 def of_strides(name: str) -> str:
-    """A contiguous copy; for out, a new tensor, because a copy would get the results."""
+    """A contiguous copy; for out, a new tensor, because a copy of out would get the results in its place."""
     return OUT if name == "out" else f": {name}.contiguous()"
 
 

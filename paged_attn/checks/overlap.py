@@ -1,4 +1,4 @@
-"""Exact test whether strided tensors share memory, from addresses, sizes and strides alone.
+"""Test whether strided tensors share memory, from addresses, sizes and strides alone; exact up to STEPS steps.
 
 Element x of a tensor lies at address + sum x_i * stride_i, 0 <= x_i < size_i.  Two elements that share a byte solve an
 equation in bounded integers.  The search picks an index for each stride, from the largest stride to the smallest.  What
@@ -55,7 +55,7 @@ def overlap(x: Tensor, y: Tensor) -> bool:
 
 
 def first_overlap(written: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[int, int] | None:
-    """Indices of the first two tensors that share memory, in `written` and in `others`; None if no two do."""
+    """Return the first (i, j) for which written[i] and others[j] share memory; None if there are none."""
     ranges = [_range(x) for x in others]
     for i, x in enumerate(written):
         begin, end = _range(x)
@@ -160,6 +160,6 @@ class _Search:
 
 
 def written_scale(name: str, scale: Any, **others: Any) -> None:
-    """Check a scale by token that a call writes: no two of its numbers share memory, and none does with `others`."""
+    """Check a scale by token that a call writes: its numbers share no memory with each other or with `others`."""
     writable(name, scale)
     no_overlap(name, scale, **others)

@@ -101,9 +101,9 @@ def _admit(given: Sequence[tuple[str, Any]], page_axis: int) -> int:
 
 
 def _check_alike(given: Sequence[tuple[str, Tensor]], into: Sequence[tuple[str, Tensor]], page_axis: int) -> None:
-    """Check that targets match sources: in number, dtype and shape, on the host or on the source's device.
+    """Check that targets match sources in number, dtype and shape; numbers of pages may differ.
 
-    Targets may share no memory with sources.
+    A target is on the device of its source, or one of the two is on the host.  Targets share no memory with sources.
     """
     if len(given) != len(into):
         raise refused("targets", f"{len(given)} tensors, as many as sources", len(into))

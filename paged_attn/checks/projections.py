@@ -135,7 +135,7 @@ def _check_heads(door: Door, given: Projections, kv_layout: Any) -> None:
 
 
 def _heads_of(door: Door) -> int:
-    """Query heads of a packed tensor: what is left of its width beside keys and values."""
+    """Number of query heads of a packed tensor: its width, less that of keys and values, divided by head_dim."""
     sizes = door.sizes
     kv_heads, head_dim, width = sizes["kv_heads"], sizes["head_dim"], sizes["width"]
     if sizes["value_dim"] != head_dim:

@@ -18,8 +18,8 @@ from .dialects import DIALECTS, chosen, dialect
 def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
     """Return (problem for which launches are chosen, copies of keys and values in whole pages or None).
 
-    If a dialect covers the call only over copies, the problem is over the copies, and all launches read them.
-    Otherwise the problem is unchanged, and launches with `copied` read the copies.
+    If a dialect covers the call only over copies, the result is the problem of the copies, and all launches read them.
+    Otherwise the problem is unchanged, and only launches with `copied` read the copies, if there are any.
     """
     for name in DIALECTS[:-1]:
         found = dialect(name)
@@ -27,7 +27,7 @@ def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
             if not found.uncovered(problem):
                 return problem, found.copies(problem)
             copies = found.copies(problem)
-            if copies is None or copies.shortest > (1 if problem.only is None else 2):  # other queries read the cache
+            if copies is None or copies.shortest > (1 if problem.only is None else 2):  # some sequences have no copy
                 continue
             if not found.uncovered(whole := over(problem, copies)):
                 return whole, copies
@@ -49,7 +49,7 @@ def plan(problem: Problem) -> Plan:
 def steps_of(plan: Plan, call: Call) -> list[Step]:
     """The steps of a plan, in order: the copy of keys and values if any, then each launch and its merge.
 
-    If a launch leads (Shape.LEADS), the next launch comes before the merge, and so does not wait for it.
+    If a launch leads (Shape.LEADS), the next launch comes before the merge of the leader, and does not wait for it.
     """
     steps: list[Step] = []
     over_copies = call
