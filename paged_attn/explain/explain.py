@@ -72,7 +72,7 @@ def _of(value: Any, like: Tensor) -> Tensor:
 
 
 def _scales_apart(model: Model, like: Tensor) -> Tensor:
-    """Scales of which no two KV heads have the same."""
+    """Scales that differ between any two KV heads."""
     return _of([1.0 + head for head in range(like.shape[-1])] if like.dim() else 1.0, like)
 
 

@@ -175,7 +175,7 @@ def _direct(
     start: Callable[..., int], function: int, config: LaunchConfig, parameters: list[tuple[str, Any]],
     boxes: list[tuple[int, int, Places]], count: int, otherwise: FromAddresses,
 ) -> FromAddresses:  # fmt: skip
-    """Return a launching function: it writes addresses, and where descriptors lie, to memory that the driver reads."""
+    """Return a function that launches: it writes addresses of tensors and descriptors where the driver reads them."""
     words, constants = (ctypes.c_uint64 * count)(), (ctypes.c_uint64 * len(parameters))()
     places = (ctypes.c_uint64 * len(parameters))()
     for i, (kind, value) in enumerate(parameters):

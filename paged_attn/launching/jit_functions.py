@@ -1,8 +1,8 @@
 """Triton's jit functions before they are compiled: their keys on disk, and what compile hooks are told about them.
 
-`settle` makes keys equal in every process, whichever kernel a process asks for first.  Up to Triton 3.7, a function's
-key has the constants of a function that it calls only if that function's key was made before.  So keys are made from
-the innermost function outwards.
+`settle` makes keys equal in every process, whichever kernel a process asks for first.  Up to Triton 3.7, a caller's key
+includes the constants of a callee only if the callee's key was made earlier.  So keys are made from the innermost
+callee outwards.
 
 Triton writes a kernel's constants as JSON for `knobs.runtime.jit_cache_hook` and `jit_post_compile_hook`.  Engines set
 these hooks to hear of late compilations (vLLM does).  Triton's JSON fails if a constant is a record that holds types

@@ -32,7 +32,7 @@ class Step(NamedTuple):
     grid: tuple[int, ...]
     args: tuple[Any, ...]
     options: dict[str, Any]
-    need: scratch.Need | None = None  # sizes of STATES and COUNTERS; None: the last ones with this room, if any
+    need: scratch.Need | None = None  # sizes of STATES and COUNTERS; None: those of an earlier step with this `room`
     room: int = 0  # number of the stream's room; steps that run at the same time have different rooms
     own: tuple[torch.Tensor, ...] = ()  # in the call's first step only: meta tensors of memory that all steps share
 
@@ -107,7 +107,7 @@ class Launches:
         self.value_dim = value_dim  # dims of results; None: dims of queries
         self.own = scratch.side_by_side(steps[0].own) if steps and steps[0].own else None
         self.kept: list[Kept] | None = None
-        # handle of the current stream of a device
+        # index of a device -> handle of its current stream
         self.stream: Callable[[int | None], int] = lambda _: 0
         if device.type == "cuda":
             self.stream = triton.runtime.driver.active.get_current_stream

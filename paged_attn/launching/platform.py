@@ -158,7 +158,7 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 
 
 def child_environment(*without: str) -> dict[str, str]:
-    """Environment for a child that finds this process's packages, compiles kernels and lacks variables in `without`."""
+    """Environment of a child that finds this process's packages and interprets no kernel, less variables `without`."""
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),

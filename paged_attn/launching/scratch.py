@@ -30,7 +30,8 @@ from .locks import left_free
 COUNTERS_PER_CHUNK = 1 << 20
 OWN_ALIGNMENT = 512  # bytes; TMA needs 16, and cache lines have 128
 MAX_ROOMS_PER_DEVICE = 8  # kept rooms, mostly one for each stream; more streams are rarely at work at the same time
-# float32 elements of states in all kept rooms, 256 MiB.  A launch in even shares uses 1/40 to 1/4 of them on an H200.
+# float32 elements of states in a device's kept rooms, 256 MiB.  A launch in even shares uses 1/40 to 1/4 of them on an
+# H200.
 MAX_STATES_PER_DEVICE = 1 << 26
 MAX_STATES_PER_ROOM = MAX_STATES_PER_DEVICE // 2  # float32 elements of a launch's states; larger states are not kept
 

@@ -104,7 +104,7 @@ ASKED = os.environ.get("PAGED_ATTN_HOPPER")
 
 
 def why_untrusted(arch: str) -> str | None:
-    """Why launches are left to Triton: its version is unknown, and not tried or found wrong.  None: it is trusted.
+    """Why launches are left to Triton: its version is unknown, and was either not tried or found wrong.  None: trusted.
 
     An unknown version is tried for CUDA, unless it is older than all known ones or PAGED_ATTN_HOPPER is 0 or 1.
     """

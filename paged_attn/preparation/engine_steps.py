@@ -43,7 +43,7 @@ class Served(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """Layers of one kind, whose host pads batches: decodes by sequences, others to multiples of `step` tokens."""
+    """Layers of one kind, whose host pads batches: decodes to few numbers of sequences, others to multiples of `step`."""
 
     model: Model
     max_seqs: int
@@ -58,8 +58,8 @@ class Padded(NamedTuple):
     def batches(self) -> Iterator[Lengths]:
         """Decodes for each width of page tables, then other batches, which come with cu_seqlens_q.
 
-        With `exact`, the other batches have min(tokens, max_seqs) sequences; otherwise, several numbers up to that are
-        tried.  Their max_seqlen_q is the number of tokens.
+        With `exact`, the other batches have min(tokens, max_seqs) sequences; otherwise, several numbers of sequences up
+        to min(tokens, max_seqs) are tried.  max_seqlen_q of the other batches is their number of tokens.
         """
         powers = [1 << power for power in range(self.max_seqs.bit_length())]
         for seqs in sorted({*powers, self.max_seqs} if self.exact else spread(self.max_seqs)):

@@ -84,7 +84,7 @@ def projections(model: Model, call: dict[str, Any], tokens: int) -> tuple[Projec
 
 
 def whole_pages(model: Model, call: dict[str, Any]) -> None:
-    """Call copy_pages, which has the kernels of move_pages, and gather_pages for keys and values (not of int4)."""
+    """Call copy_pages, which has the kernel of move_pages, and, unless the cache is int4, gather_pages."""
     from ..pages import copy_pages, gather_pages
 
     k, v, page_table = call["k_cache"], call["v_cache"], call["page_table"]
@@ -101,7 +101,7 @@ def whole_pages(model: Model, call: dict[str, Any]) -> None:
 
 
 def _scales(model: Model, call: dict[str, Any]) -> tuple[Any, Any]:
-    """k_scale and v_scale of calls that know no sequences: in place of scales by sequence, scales by head."""
+    """k_scale and v_scale for calls without sequences, which get scales by head in place of scales by sequence."""
     if model.scales == "per_seq" and is_scaled(model.cache_dtype):
         return _scale(model), _scale(model)
     return call.get("k_scale"), call.get("v_scale")

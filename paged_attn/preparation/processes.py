@@ -89,8 +89,9 @@ class Pool:
     def _chosen(self, work: ModelBatches, track: Track) -> list[Lengths]:
         """Batches that together need all kernels.
 
-        If there are many batches, forked processes plan a part each, and this process plans what they leave.  Spawned
-        processes do not plan, because they would first have to import torch and Triton.
+        If there are many batches, each forked process first plans a part, and drops batches without new kernels.  This
+        process then plans the remaining batches of all parts.  Spawned processes do not plan, because they would first
+        have to import torch and Triton.
         """
         batches = work.batches
         if self.forked and len(batches) > CHUNK:

@@ -1,7 +1,7 @@
 """Whole pages to which a call's keys and values are copied, for launches that cannot read them in the cache itself.
 
-The pages of a sequence lie side by side, and all sequences have equally many, enough for the longest.  So the number of
-a page follows from its sequence and its place there, without a search.
+The pages of a sequence lie side by side, and all sequences with pages have equally many, enough for the longest.  So
+the number of a page follows from its sequence and its index in the sequence, without a search.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Copies(NamedTuple):
     """Two caches [most * pages, PAGE, kv_heads, dims] and a page table [seqs, pages]."""
 
     seqs: int
-    # Number of sequences that have pages.  seqs: all sequences, in order.  Less: the most that can have `shortest`
-    # query tokens or more.  Then only such sequences have pages, in order.
+    # Number of sequences for which there are pages.  If it equals seqs, all sequences have pages, in order.  If it is
+    # less, only sequences of `shortest` query tokens or more have pages, in order, and there can be no more of these.
     most: int
     pages: int  # pages of each sequence
     shortest: int  # fewest query tokens of sequences that the launches over copies serve

@@ -53,5 +53,5 @@ def cdiv(x: int, y: int) -> int:
 
 
 def next_power_of_2(x: int) -> int:
-    """The next power of two >= x; 0 for x <= 0."""
+    """The smallest power of two >= x; 0 for x <= 0."""
     return 1 << (x - 1).bit_length() if x > 0 else 0

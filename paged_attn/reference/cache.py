@@ -25,7 +25,7 @@ def write_kv(
 
     Token t of k and v goes to slot_mapping[t] = page * page_size + slot, or nowhere if slot_mapping[t] is negative.  If
     v is None, values are the first dims of keys, and writing the keys writes them.
-    Scales by token, and zero points of int4, are computed and written, too.  Quotients are those of float32.
+    Scales by token, and zero points of int4, are computed and written, too.  Quotients are computed in float32.
     """
     page_size = k_cache.shape[3 if k_cache.dim() == 5 else 2 if kv_layout == "HND" else 1]
     keep = slot_mapping >= 0
@@ -69,7 +69,7 @@ def own_number(pos: Tensor, shard: tuple[int, int, int] | None) -> Tensor:
 def scaled(
     stored: Tensor, scale: Scale, k_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str
 ) -> Tensor:  # fmt: skip
-    """Real numbers of `stored` [N, G, D], at positions pos [N] of one sequence.  Only scales by slot are applied."""
+    """Real numbers of `stored` [N, G, D], which `gather` has read at `pos`.  Only scales by slot are applied."""
     if not isinstance(scale, Tensor) or not by_slot(scale):
         return stored
     rows = scale if kv_layout == "NHD" and k_cache.dim() == 4 else scale.transpose(1, 2)
@@ -81,7 +81,10 @@ def scaled(
 
 
 def gather(k_cache: Tensor, v_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str) -> tuple[Tensor, Tensor]:
-    """Keys and values [N, G, D] at positions [N] of one sequence, as stored, in float64.  No other slot is read."""
+    """Keys and values [N, G, D] in slots pos [N] of a sequence's pages, as stored, in float64.  No other slot is read.
+
+    pos: positions of keys; with a shard, their indices among the rank's own keys (`own_number`).
+    """
     page_size = v_cache.shape[3] if k_cache.dim() == 5 else k_cache.shape[2 if kv_layout == "HND" else 1]
     page, slot = pages[pos // page_size].long(), pos % page_size
     if k_cache.dim() == 5:  # K [pages, G, D // x, page_size, x], V [pages, G, D, page_size]

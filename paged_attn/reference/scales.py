@@ -25,8 +25,9 @@ def per_seq(scale: Scale, seqs: int, num_kv_heads: int, like: Tensor) -> Tensor:
 def per_token(q_scale: Scale, starts: list[int], num_kv_heads: int, q: Tensor) -> Tensor:
     """Return q_scale as float64 [tokens, kv_heads]: as `per_seq` takes it, or with a row for each token.
 
-    Rows of tokens are [tokens, 1] or [tokens, kv_heads], and [tokens] for queries that are not fp8.  With as many
-    sequences as tokens, rows are of tokens.  Sequence s has queries starts[s] to starts[s + 1] - 1; padding gets 1.
+    Rows of tokens are [tokens, 1] or [tokens, kv_heads], and [tokens] for queries that are not fp8.  If there are as
+    many sequences as tokens, each row belongs to a token.  Sequence s has queries starts[s] to starts[s + 1] - 1.
+    Padding gets 1, unless each row belongs to a token.
     """
     tokens = len(q)
     if isinstance(q_scale, Tensor):
@@ -48,9 +49,9 @@ def by_slot(scale: Scale) -> bool:
 def quantised(values: Tensor, like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(stored numbers [tokens, kv_heads, dims], scales [tokens, kv_heads] in like's dtype) of a cache of this dtype.
 
-    A scale is the largest magnitude of a token's head / the largest number of dtype, in float32.  A scale that is too
-    large for float16 is stored as float16's largest number.  Numbers are divided by the scale as stored.  A number that
-    is infinite or NaN makes the scale NaN.  Zeros are stored beside a scale of 0 or NaN.  int4: see
+    A scale is the largest magnitude of a token's head, divided by the largest number of dtype, in float32.  If like is
+    float16, a larger scale is stored as float16's largest number.  Numbers are divided by the scale as stored.  A
+    number that is infinite or NaN makes the scale NaN.  Zeros are stored beside a scale of 0 or NaN.  int4: see
     `quantised_with_zero`.
     """
     if dtype == INT4:
