@@ -117,7 +117,7 @@ def paged_attention(
             that sees no key of this rank gives exactly 0 and minus infinity.  Not with k_new, sinks, gate, out_scale or
             batch_invariant.  All ranks compile the same kernels.
         k_new, v_new: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim]; keys and values of the call's own
-            tokens.  They are read in place of their slots in the cache, without k_scale and v_scale.  dtype of q;
+            tokens.  The call reads them instead of their cache slots, without k_scale and v_scale.  dtype of q;
             beside fp8 queries the dtype of a 16-bit cache, or float16 | bfloat16 over other caches.  v_new may be None
             if v_cache is k_cache[..., :value_dim].  Values are then k_new[..., :value_dim].
         softmax_scale: factor of the scores, before all modifiers.  None: head_dim ** -0.5.  Scores and the product

@@ -1,7 +1,7 @@
 """The argument table of paged_attention: a row for each argument, in the order of the signature.
 
-The rows generate the records of a call, the form by which the cache of calls finds it, the operators, most checks, and
-the options of the command.  Signatures that people read are written by hand.  tests/arguments/test_arguments.py and
+The rows generate the records of a call, the form under which a call is kept, the operators, most checks, and the
+options of the command.  Signatures that people read are written by hand.  tests/arguments/test_arguments.py and
 test_arguments_told.py compare each signature with the rows, and name the arguments that the signature lacks.
 """
 

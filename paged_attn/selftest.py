@@ -132,7 +132,7 @@ def error_of(case: Case, generator: torch.Generator, device: torch.device) -> fl
 
 SPILLED = 32  # registers of a thread that the compiler may spill; more means that a kernel is compiled badly
 HOPPER = ("shares_kernel", "blocks_kernel", "mixed_kernel")
-INSTRUCTIONS = ("wgmma.mma_async", "cp.async.bulk.tensor")  # a Hopper kernel without them is slow, if not wrong
+INSTRUCTIONS = ("wgmma.mma_async", "cp.async.bulk.tensor")  # a Hopper kernel without them is at least slow
 
 
 def try_kernels(arch: str, index: int) -> None:

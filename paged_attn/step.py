@@ -216,7 +216,7 @@ def _check_parents(parents: Tensor, index: Tensor, sequence: Tensor, nodes: Tens
 
 
 def sequences_of(cu_seqlens_q: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(index of each token, its sequence, whether it belongs to one), [tokens] each."""
+    """(index of each token, index of its sequence, whether a sequence has the token), [tokens] each."""
     last = cu_seqlens_q.shape[0] - 2
     token = torch.arange(tokens, dtype=cu_seqlens_q.dtype, device=cu_seqlens_q.device)
     # If several sequences begin at one token, all but the last of them are empty.

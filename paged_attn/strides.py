@@ -53,8 +53,9 @@ def looks_within(values: Tensor, keys: Tensor) -> bool:
 def settled(x: Any) -> Any:
     """Replace meaningless strides of a tensor; values that are no tensors are returned unchanged.
 
-    A last axis without a meaningful stride gets 1.  Another such axis gets the stride of the nearest axis before it
-    that has one, and so its alignment.  If there is none, it gets the product of the next axis's stride and size.
+    A last axis without a meaningful stride gets 1.  Any other axis without one gets the stride of the nearest earlier
+    axis that has one, and so the same alignment.  If no earlier axis has one, the axis gets the product of the next
+    axis's stride and size.
     """
     if not isinstance(x, Tensor) or not (1 in x.shape or 0 in x.shape):
         return x

@@ -10,7 +10,7 @@ from ..launching.platform import INTERPRET, Device
 
 
 class InTorch(Protocol):
-    """A device or a kept call: either knows whether plain torch serves it."""
+    """A device or a kept call; in_torch: whether plain torch serves the device or makes the call."""
 
     @property
     def in_torch(self) -> bool: ...

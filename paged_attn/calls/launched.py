@@ -198,7 +198,7 @@ def _qkv_step(x: Projections, options: Rotation, axes: Axes, device: Device, par
 
 
 def _head_runs(x: Projections, options: Rotation, axes: Axes) -> tuple[HeadRuns, HeadRuns, HeadRuns]:
-    """HeadRuns of queries, keys and values.  In a packed tensor, keys lie behind queries, and values behind keys."""
+    """HeadRuns of queries, keys and values.  In a packed tensor, keys follow queries, and values follow keys."""
     heads, kv_heads, value_dim = axes.heads, axes.kv_heads, axes.value_dim
     turned, values = _runs(axes.head_dim, _rotary_dim(x), options.interleaved), _runs(value_dim, 0, False)
     block, kv_block = _heads_at_once(heads, turned), _heads_at_once(kv_heads, (*turned, *values))

@@ -1,8 +1,8 @@
 """Launches of copies of pages and of gathered rows.
 
-A launch for any number of tensors finds their addresses in a table on the device.  A table stays in memory, because
-CUDA graphs may know its address.  Its numbers come from the host, so a call whose tensors have no table yet cannot be
-captured.
+A launch that copies pages reads the addresses of its tensors from a table on the device.  Up to LIMIT tables stay in
+memory, because CUDA graphs may have their addresses.  The host fills a table, so a call whose tensors have no table yet
+cannot be captured.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LANES = 512  # units that a program moves at a time: with vectors of 16 bytes, f
 WARPS = 4
 FEW_PROGRAMS = 2048  # pages are cut into about this number of parts in all, but not into parts of less than LANES units
 MAX_PROGRAMS = 8192
-# A link to the host needs fewer bytes in flight than a device's memory: these programs have at most 1 MiB.  So other
-# kernels keep most multiprocessors.  Not measured yet.
+# Programs of a launch that reads or writes host memory.  A link to the host needs fewer bytes in flight than a device's
+# memory: these programs have at most 1 MiB, and leave most multiprocessors to other kernels.  Not measured yet.
 HOST_PROGRAMS = 128
 LIMIT = 4096  # tables that stay, some KiB each; beyond the limit, a call makes a table for itself alone
 ELEMENTS = 4096  # elements of gathered rows in a program: of 16 bits, four vectors for each thread

@@ -254,7 +254,7 @@ class Door:
     def scale(
         self, name: str, value: Any, of: str, dtype: torch.dtype, axis: str | None = "kv_heads", more: str = ""
     ) -> None:
-        """Check a scale: required for a tensor of fp8 or int8, refused for another.
+        """Check a scale: required for a tensor of fp8 or int8, refused for a tensor of another dtype.
 
         of, dtype: name and dtype of the tensor that is scaled.  axis: name of the axis along which the scale may
         differ; None: one number only.  more: further shapes, for the error.

@@ -167,8 +167,8 @@ def _check_token_scales(scale: Tensor, query: Tensor, live: Tensor) -> None:
 def check_own_keys(length: Tensor, query: Tensor, own: Tensor) -> None:
     """Check that sequences have as many keys as query tokens or more; all arguments are [seqs].
 
-    own: sequences whose queries are among their keys.  A sequence of one query token, or of negative length, passes,
-    because it may be padding.
+    own: whether a sequence's query tokens count among its keys.  A sequence of one query token, or of negative length,
+    passes, because it may be padding.
     """
     for i in first_true(own & (length >= 0) & (length < query) & (query > 1)):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but sequence {i} has {query[i]} query tokens, which count too")

@@ -135,7 +135,7 @@ def _an_axis_more(name: str, shape: tuple[int, ...], axes: tuple[str, ...], size
 
 
 def _an_axis_less(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
-    """The tensor lacks an axis: heads and dims are in one, or an axis of one element is missing."""
+    """The tensor lacks an axis: heads and dims share one axis, or an axis of one element is missing."""
     if len(shape) != len(axes) - 1 or len({*axes}) < len(axes):
         return
     if axes[0] in SINGLE and _fits(shape, axes[1:], sizes):

@@ -36,7 +36,7 @@ def names(dtypes: tuple[torch.dtype, ...]) -> str:
 
 
 def watched(*tensors: Any) -> bool:
-    """Whether torch must see operators instead of launches, because a dispatch mode is on or a tensor has no memory."""
+    """Whether torch must see operators, not launches: in a dispatch mode, or if a tensor has no memory of its own."""
     return torch._C._len_torch_dispatch_stack() > 0 or any(
         isinstance(x, Tensor) and (x.is_meta or type(x).__torch_dispatch__ is not NO_DISPATCH) for x in tensors
     )

@@ -68,7 +68,7 @@ def first_overlap(written: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[
 def pairs_that_meet(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
     """Indices (i, j), i < j, of tensors that share memory."""
     ranges = sorted((*_range(x), *_step(x), i) for i, x in enumerate(tensors) if 0 not in x.shape)
-    reached: list[tuple[int, ...]] = []  # earlier tensors that end behind the begin of `one`
+    reached: list[tuple[int, ...]] = []  # earlier tensors that end after `one` begins
     for one in ranges:
         reached = [x for x in reached if x[1] > one[0]]
         for other in reached:

@@ -32,11 +32,11 @@ def shares_out(heads: int, kv_heads: int) -> bool:
 def looks_swapped(heads: int, kv_heads: int, page_size: int, max_pages: int, max_seqlen_k: int) -> bool:
     """Whether a call whose sizes fit was probably meant in the other layout.
 
-    All of these conditions must hold, because some correct calls meet one or another alone:
+    All of these conditions must hold, because a correct call may meet some of them:
     - pages have fewer than LEAST tokens, and kv_heads is a multiple of LEAST;
     - heads is a multiple of page_size, which would be kv_heads in the other layout;
     - a row of the page table holds fewer keys than max_seqlen_k;
-    - in the other layout, a row would hold max_seqlen_k, to the page.
+    - in the other layout, a row would have exactly the number of pages that max_seqlen_k keys need.
     Pages of one token never warn: engines with such pages cut their tables to any length.
     """
     return (

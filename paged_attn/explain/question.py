@@ -37,8 +37,8 @@ class Question(NamedTuple):
     query_lens: Sequence[int]
     seq_lens: Sequence[int]
     ragged: bool  # cu_seqlens_q given
-    max_seqlen_q: int  # upper bounds; by default the largest lengths
-    max_seqlen_k: int
+    max_seqlen_q: int  # upper bound of query_lens; by default the largest of them
+    max_seqlen_k: int  # upper bound of seq_lens; by default the largest of them
     device: Device
     gpu: str | None  # key in CEILINGS; None: no ceilings are known
 

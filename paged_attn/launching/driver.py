@@ -30,7 +30,7 @@ KNOWN_TO_ALL = 1 << 15  # most descriptors that all launches keep together, some
 SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own scratch, a kernel's last two parameters: these kernels need none
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "fp64": "d"}
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # attribute of a dependent launch: the launch ahead lets it begin
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # attribute of a launch that may begin before the launch ahead has ended
 DEVICE_POINTER = 3  # attribute of memory: its address for kernels
 IN_GRAPHS = 12030  # first CUDA whose graphs hold dependent launches; with older ones, launches are ordinary
 

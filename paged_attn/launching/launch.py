@@ -21,7 +21,7 @@ from .template import STREAM, Descriptors, Hole, Placed, caller, fill, filler
 # Addresses of a launch are, in order: a call's tensors, the call's own memory, STATES, COUNTERS, STREAM.
 STATES, COUNTERS = Hole(-3), Hole(-2)
 KEEPS = not INTERPRET
-# torch.cuda's own functions first ask whether CUDA is initialised.  A tensor on the device implies that.
+# torch.cuda's own functions first ask whether CUDA is initialised.  It is, because a tensor is on the device.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -86,7 +86,7 @@ class Kept(NamedTuple):
     need: scratch.Need | None
     room: int
     launch: Callable[[Sequence[int]], object]
-    observed: Callable[[Sequence[int]], object]  # launches likewise, and fires Triton's launch hooks
+    observed: Callable[[Sequence[int]], object]  # also launches, and calls Triton's launch hooks
 
 
 class Launches:

@@ -54,7 +54,7 @@ class Device(GPU):
 
 
 def _asked() -> str | None:
-    """PAGED_ATTN_DIALECT, else "interpreter" or "compiled" by TRITON_INTERPRET or Triton's knob, else None."""
+    """Value of PAGED_ATTN_DIALECT; if unset, "interpreter" or "compiled", as Triton is told; None if it is not told."""
     said = os.environ.get("PAGED_ATTN_DIALECT", "").lower()
     if said and said not in DIALECTS:
         raise ValueError(f"PAGED_ATTN_DIALECT must be torch or interpreter, got {said}")
@@ -158,7 +158,7 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 
 
 def child_environment(*without: str) -> dict[str, str]:
-    """Environment of a child that finds this process's packages and interprets no kernel, less variables `without`."""
+    """Environment of a child that finds this process's packages, interprets no kernel and lacks variables `without`."""
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),

@@ -52,7 +52,7 @@ class Arena:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.lock = device, left_free()
-        self.chunks: list[Tensor] = []  # graphs know their addresses, so they stay
+        self.chunks: list[Tensor] = []  # never freed, because graphs have addresses in these chunks
         self.left = 0  # counters of the last chunk that are not handed out
         self.low = device.type == "cuda"  # whether the next eager call should let the arena grow
 

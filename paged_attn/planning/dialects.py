@@ -122,7 +122,7 @@ class Direct(Protocol):
         self, cache: Tensor, page_table: Tensor, page_starts: Tensor | None, seq_lens: Tensor, out: Tensor,
         kv_layout: str, scale: Any,
     ) -> None:  # fmt: skip
-        """Write the rows of all sequences to out, and zeros behind them and where a page id is negative."""
+        """Write the rows of all sequences to out; rows after them, and rows of a page with a negative id, are zeros."""
 
 
 @functools.cache

@@ -31,7 +31,7 @@ class Served(NamedTuple):
         the rest of a prompt, or the tokens behind a cached prefix.
         """
         for batch in batches_up_to(self.max_seqs, self.max_tokens, self.max_seqlen, self.bucket, self.decode):
-            # if all steps are decodes, the whole batch may have fewer tokens than one decode has elsewhere
+            # if all steps are decodes, a sequence that alone fills a batch of fewer tokens is a decode, too
             decode = batch.max_seqlen_q == (min(self.decode, batch.tokens) if self.decodes else self.decode)
             if batch.max_seqlen_q == 1 and batch.ragged != self.ragged:
                 continue
@@ -43,7 +43,7 @@ class Served(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """Layers of one kind, whose host pads batches: decodes to few numbers of sequences, others to multiples of `step`."""
+    """Layers of one kind; decodes are padded to a few numbers of sequences, others to multiples of `step` tokens."""
 
     model: Model
     max_seqs: int

@@ -54,7 +54,7 @@ class _Written(NamedTuple):
     prefix_lens: bool = False
     spans: int = 0
     head_windows: bool = False
-    side_by_side: bool = False  # True: values of a slot lie behind its keys, in one cache
+    side_by_side: bool = False  # True: values of a slot lie after its keys, in one cache
     page_stride: int = 0  # slots from a page's first slot to the next page's first slot; 0: page_size
     qkv: str | None = None  # form of qkv in calls of write_qkv: "packed" or "separate"; None: there are no such calls
     rotary_dim: int | None = None  # columns of cos_sin; 0: nothing is rotated; None: the dims of q
@@ -143,7 +143,7 @@ def batches_up_to(
 
 
 def distinct(model: Model, batches: Iterable[Lengths], device: Device) -> list[Lengths]:
-    """Return the batches without those whose kernels earlier batches need, too."""
+    """Return the batches that need a kernel which no earlier batch needs."""
     needed: set[Any] = set()
     chosen = []
     for batch in batches:

@@ -31,7 +31,7 @@ class Copies(NamedTuple):
     kv_heads: int
     head_dim: int
     value_dim: int
-    dtype: torch.dtype  # that of the cache, or one of 16 bits, in which numbers include their scales by token
+    dtype: torch.dtype  # that of the cache; or one of 16 bits, for numbers multiplied by their scales by token
     native: bool  # the device has instructions that convert e4m3
     dependent: bool  # launches may begin before the launch ahead has ended
     stripes: Stripes | None  # how keys lie over ranks; None: each rank has all keys

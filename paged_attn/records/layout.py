@@ -171,7 +171,7 @@ def boxable(*caches: torch.Tensor) -> bool:
 
 
 def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> int:
-    """The stride of pages divided by the stride of slots; 0 if it differs between the caches, or boxes cannot use it.
+    """Stride of pages divided by stride of slots; 0 if this ratio differs between the caches, or boxes cannot use it.
 
     Boxes of x-packed caches have an axis of pages instead.  Then the result is 1 if TMA can read the caches, else 0.
     """
@@ -189,7 +189,7 @@ def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) 
 
 
 def _packed_boxable(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether TMA can read an x-packed cache: x is 16 bytes, slots adjoin, other strides are multiples of 16 bytes."""
+    """Whether TMA can read an x-packed cache: x dims take 16 bytes, slots adjoin, other strides divide by 16 bytes."""
     x, size = k_cache.shape[4], k_cache.element_size()
     dense = x * size == 16 and k_cache.stride()[3:] == (x, 1) and v_cache.stride(3) == 1
     return (

@@ -23,7 +23,7 @@ class Config(NamedTuple):
     resident: int  # programs that a multiprocessor holds at once
     least: int = 8  # fewest tiles of a share; smaller shares cost more to merge than they save
     pieces: int = 0  # if > 0, short blocks are cut into up to this number of pieces, even if of less than `least` tiles
-    whole: int = 0  # most keys of blocks that stay whole if they outnumber a quarter of the multiprocessors
+    whole: int = 0  # most keys of blocks that stay whole, if there are more than multiprocessors / 4 of them
     enough: float = float("inf")  # with at least this number of blocks per multiprocessor, no block is cut
     boxes: bool = False  # full tiles are loaded by TMA, if pages are whole tiles
     pairs: bool = False  # keys and values are read two bytes at a time: two dims, or four of int4
@@ -48,7 +48,7 @@ class Launch(NamedTuple):
     """One launch of the attention kernel, and of the merge if shape.SPLIT but not shape.MERGE."""
 
     shape: Shape
-    programs: int  # number per KV head, for blocks or shares of all blocks' work; with a pipe, number of all programs
+    programs: int  # programs per KV head, one for each block or share; with a pipe, all programs of the launch
     least: int  # fewest tiles of a share
     slots: int  # scratch states of a share; with a pipe, of all programs
     shortest: int  # fewest query tokens of a sequence that the launch serves, inclusive

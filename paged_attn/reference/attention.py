@@ -74,7 +74,7 @@ def paged_attention(
     value_dim = v_cache.shape[2 if k_cache.dim() == 5 else 3] * (2 if v_cache.dtype == INT4 else 1)
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     left, right = _sides(window_size, q)  # [H or 1, 1, 1]
-    reach = None if (left < 0).any() else int(left.max())  # keys before a query's position that some head sees
+    reach = None if (left < 0).any() else int(left.max())  # most keys that a head sees before a query
 
     result = torch.zeros(tokens, num_heads, value_dim, dtype=torch.float64, device=q.device)
     lse = torch.full((tokens, num_heads), -torch.inf, dtype=torch.float64, device=q.device)

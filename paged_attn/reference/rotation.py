@@ -68,7 +68,7 @@ def _parts(qkv: Tensor | Sequence[Tensor], k_cache: Tensor, kv_layout: str) -> S
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-    """x [..., D] over its root mean square, times offset + weight [D], in float64 (Zhang & Sennrich 2019)."""
+    """x [..., D] divided by its root mean square, times offset + weight [D], in float64 (Zhang & Sennrich 2019)."""
     mean = x.square().mean(dim=-1, keepdim=True)
     return x / torch.sqrt(mean + eps) * (offset + weight.double())
 

@@ -50,9 +50,8 @@ def quantised(values: Tensor, like: Tensor, dtype: torch.dtype) -> tuple[Tensor,
     """(stored numbers [tokens, kv_heads, dims], scales [tokens, kv_heads] in like's dtype) of a cache of this dtype.
 
     A scale is the largest magnitude of a token's head, divided by the largest number of dtype, in float32.  If like is
-    float16, a larger scale is stored as float16's largest number.  Numbers are divided by the scale as stored.  A
-    number that is infinite or NaN makes the scale NaN.  Zeros are stored beside a scale of 0 or NaN.  int4: see
-    `quantised_with_zero`.
+    float16, a scale is at most float16's largest number.  Numbers are divided by the scale as stored.  A number that is
+    infinite or NaN makes the scale NaN.  Zeros are stored beside a scale of 0 or NaN.  int4: see `quantised_with_zero`.
     """
     if dtype == INT4:
         return quantised_with_zero(values)
