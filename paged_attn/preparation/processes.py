@@ -18,8 +18,7 @@ from ..launching import platform, triton_version
 from ..launching.locks import FIRST
 from ..launching.platform import Device
 from ..planning.dialects import DIALECTS, dialect
-from ..records.formats import is_fp8
-from .model import Lengths, Model, call_of, distinct, new_dtype
+from .model import Lengths, Model, call_of, distinct
 from .other_calls import WRITES, fused_writes, whole_pages, write
 
 if TYPE_CHECKING:
@@ -152,20 +151,18 @@ def _start(device: Device, local: bool, other_assembler: bool) -> None:
 def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[str, Compiled]:
     """Compile the kernels of a batch, and of the launches `writes`, which write keys and values into the cache.
 
-    With any writes, the kernels of whole pages are compiled, too, if the model has `pages=True`.  A model whose new
-    keys are fp8 has neither writes nor whole pages here.
+    With any writes, the kernels of whole pages are compiled, too, if the model has `pages=True`.
     """
     from ..api import paged_attention
 
     call = call_of(model, batch)
     paged_attention(**call)
-    if not is_fp8(new_dtype(model)):
-        for name in writes:
-            write(model, call, name)
-            if model.qkv is not None:
-                fused_writes(model, call, name)
-        if model.pages and writes:
-            whole_pages(model, call)
+    for name in writes:
+        write(model, call, name)
+        if model.qkv is not None:
+            fused_writes(model, call, name)
+    if model.pages and writes:
+        whole_pages(model, call)
     found = dict(_seen)
     _seen.clear()
     return found
