@@ -33,7 +33,8 @@ def pad_batch(
 ) -> Padded:
     """Copy a batch into the tensors of a CUDA graph, or into new ones, and fill the rest with empty sequences.
 
-    Empty sequences have length 0 and no query.  Their `positions` and `slots` are -1, and attention gives zeros.
+    Empty sequences have length 0, and no query token; without cu_seqlens_q they have one.  `positions` and `slots` of
+    padding tokens are -1, and attention gives zeros for them.
 
     Args:
         page_table: [n, pages] int32 | int64, or (indptr [n + 1], indices), as in paged_attention, on out's device or on
@@ -244,7 +245,7 @@ def _check_rows(rows: Any) -> None:
 
 
 def _int32(name: str, values: Any, device: torch.device | str | None) -> Tensor:
-    """Lists of ints as an int32 tensor.  torch.tensor alone would truncate fractions, and not name the argument."""
+    """Lists of ints as an int32 tensor.  dtype=torch.int32 would truncate fractions, and name no argument."""
     try:
         made = torch.tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

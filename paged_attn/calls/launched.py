@@ -244,7 +244,7 @@ def _norm(weight: Any, options: Rotation) -> Norm | None:
 def _rotary(x: Projections) -> Rotary | None:
     if x.cos_sin is None:
         return None
-    if x.positions is None:  # row t belongs to token t; kernels get no number of rows, on which they would depend
+    if x.positions is None:  # row t belongs to token t; kernels would be compiled anew for some numbers of rows
         return Rotary(x.cos_sin, x.cos_sin.stride(0))
     stride = x.positions.stride(0) if x.positions.ndim == 2 else None
     return Rotary(x.cos_sin, x.cos_sin.stride(0), x.cos_sin.shape[0], x.positions, stride)

@@ -3,7 +3,8 @@
 Element x of a tensor lies at address + sum x_i * stride_i, 0 <= x_i < size_i.  Two elements that share a byte solve an
 equation in bounded integers.  The search picks an index for each stride, from the largest stride to the smallest.  What
 remains of the sum must lie within reach of the strides that are left, and be a multiple of their greatest common
-divisor.  If strides nest, the first step decides; other layouts take a few steps.
+divisor.  If a stride exceeds the reach of all smaller strides, at most one of its indices remains to try.  Other
+layouts take more steps.
 """
 
 import math
@@ -48,8 +49,8 @@ def overlap(x: Tensor, y: Tensor) -> bool:
     (begin, end), (other_begin, other_end) = _range(x), _range(y)
     if end <= other_begin or other_end <= begin:
         return False
-    # At a shared byte, an offset from x's first byte up and an offset from y's last byte down add up to the distance
-    # between these two bytes.
+    # A shared byte lies one offset above x's first byte and another offset below y's last byte.  These offsets add up
+    # to the distance from x's first byte to y's last byte.
     terms = _terms([*_bytes(x), *_bytes(y)])
     return _Search().finds(terms, other_end - 1 - begin)
 

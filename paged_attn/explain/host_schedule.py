@@ -87,7 +87,7 @@ def cut(launch: Launch, batch: KnownBatch) -> CutSummary:
 def blocks_of(launch: Launch, batch: KnownBatch) -> Iterator[CountedBlock]:
     """Yield the blocks that a launch serves, in the order of the line of tiles."""
     shape, bounds = launch.shape, batch.key_bounds
-    own = bounds.own_before  # with a shard there are no new keys, and no gap before them
+    own = bounds.own_before  # with a shard its numbers stand for places, because there are no new keys: `gap` is 0
     for query_len, seq_len in zip(batch.query_lens, batch.seq_lens):
         if not max(1, launch.shortest) <= query_len <= launch.longest:
             continue
@@ -161,7 +161,10 @@ def _even_shares(
 
 
 def _whole_size(launch: Launch, line: Sequence[CountedBlock], shares: int) -> tuple[int, int]:
-    """Mirror of schedule.whole_size: (tiles of a share, tiles of a block on the line), (0, 0) if blocks may be cut."""
+    """Mirror of schedule.whole_size: (tiles of a share, tiles of a block on the line).
+
+    (0, 0): a share may begin anywhere in a block.
+    """
     if not line or not launch.shape.WHOLE:
         return 0, 0
     lengths = [block.tiles for block in line]

@@ -1,6 +1,6 @@
 """Bounds on the keys that a query sees by its position, on the host.  kernels/common/bounds.py has them on the device.
 
-The planner, checks of page ids, and counts and cuts of `explain` use this file.
+The planner, checks of page ids, arguments of kernels, plain torch's masks, ranks and `explain` use this file.
 """
 
 from __future__ import annotations

@@ -81,9 +81,9 @@ def scaled(
 
 
 def gather(k_cache: Tensor, v_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str) -> tuple[Tensor, Tensor]:
-    """Keys and values [N, G, D] in slots pos [N] of a sequence's pages, as stored, in float64.  No other slot is read.
+    """Keys and values [N, G, D] at `pos` [N] of a sequence with these pages, as stored, in float64.
 
-    pos: positions of keys; with a shard, their indices among the rank's own keys (`own_number`).
+    No other slot is read.  pos: positions of keys; with a shard, indices among the rank's own keys (`own_number`).
     """
     page_size = v_cache.shape[3] if k_cache.dim() == 5 else k_cache.shape[2 if kv_layout == "HND" else 1]
     page, slot = pages[pos // page_size].long(), pos % page_size
@@ -117,7 +117,7 @@ def move_pages(
     *,
     page_axis: int = 0,
 ) -> None:
-    """What `paged_attn.move_pages` must leave in the targets: all pages are read before any is written."""
+    """What `paged_attn.move_pages` must leave in the targets.  All pages of a tensor are read before any is written."""
     given, into = ([x] if isinstance(x, Tensor) else x for x in (sources, targets))
     pairs = [(a, b) for a, b in zip(src.tolist(), dst.tolist()) if a >= 0 and b >= 0]
     for source, target in zip(given, into):

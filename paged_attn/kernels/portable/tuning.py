@@ -1,4 +1,4 @@
-"""Measured tile shapes for each architecture, and a rule (`fit`) for architectures that were not measured."""
+"""Tile shapes of the portable kernels, measured on Hopper, and `fit`, which reduces them to a GPU's shared memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def decode_config(p: Problem) -> Config:
     """Config of few rows: memory decides, so tiles are small, and a multiprocessor has several programs."""
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
-    # neighbouring slots of x-packed values are contiguous, and only loads without masks are wide and pipelined there
+    # peel: slots of x-packed values are contiguous, and only loads without a mask of slots are wide and pipelined
     if p.packed:
         return Config(rows=16, tile=32, stages=3, warps=8 if p.widest > WIDE else 4, peel=True, resident=2)
     if p.latent and p.widest > WIDE:
@@ -216,10 +216,11 @@ def head_blocks(p: Problem) -> int:
 def most_rows(p: Problem) -> int:
     """Maximum rows of a block of wide heads, as registers allow: 64, with exceptions.
 
-    16 rows: float32 latents, other latents except on sm_80 and later, fp8 and int8 latents except on sm_89 and later.
+    16 rows: float32 latents; fp8 and int8 latents on GPUs older than sm_89 or not NVIDIA's; all other latents on GPUs
+    older than sm_80 or not NVIDIA's.
 
-    32 rows: batch-invariant calls, which hold two states, all other fp8 and int8 latents, and other latents except on
-    sm_90, whose products read shared memory.
+    32 rows: batch-invariant calls, because they hold two states; all other fp8 and int8 latents; 16-bit latents, except
+    on sm_90, where products read shared memory.
     """
     by_hand = p.cache.itemsize == 1 and p.device.capability < 89
     if p.latent and (p.compute == torch.float32 or p.device.capability < 80 or by_hand):
