@@ -24,7 +24,9 @@ HEADS, KV_HEADS, HEAD_DIM, PAGE, EPS = 32, 8, 128, 16, 1e-6
 TOKENS = (1, 64, 4096, 16384)
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 LONGEST = 32768  # rows of the table of angles
-AGREE = 4e-2  # bound on the relative error in 2-norm: e4m3 has 4 bits, and some peers round norms to 16 bits first
+# Bound on the relative error in 2-norm: e4m3 has 4 significant bits, and some peers round norms to 16 bits before they
+# rotate.
+AGREE = 4e-2
 SCALE, SCALES = 1 / 16, ("k_scale", "v_scale")
 
 

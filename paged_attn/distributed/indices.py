@@ -1,6 +1,7 @@
 """Indices of a rank: lengths, positions, slots and page tables of its own keys, and its query tokens of a prompt.
 
-All functions are plain torch without a host sync, as in `paged_attn.step`.
+All functions are plain torch.  Those for keys over ranks have no host sync, as in `paged_attn.step`.  Those for prompts
+copy small tensors from the host, and wait for the copies.
 
 For keys that lie over ranks: `own_lens`, `own_positions`, `slots` and `page_table`.
 
@@ -127,7 +128,9 @@ def zigzag(tokens: int, rank: int, world: int, device: torch.device | str | None
 
 
 def gathered_table(tokens: int, page_size: int, world: int, device: torch.device | str | None = None) -> Tensor:
-    """Page table over the keys of a prompt, in the order that an all-gather of every rank's `zigzag` chunks leaves.
+    """Page table of a prompt, over keys that an all-gather has put in the order of ranks.
+
+    The two `zigzag` chunks of rank 0 lie first, then those of rank 1, and so on.
 
     The gathered keys [tokens, kv_heads, head_dim] become a cache by `.view(-1, page_size, kv_heads, head_dim)`, as do
     the values.

@@ -31,8 +31,8 @@ class Peers:
     there, waits for the flags of other ranks, and joins.  Eager merges and replays of CUDA graphs may follow each other
     in any order that is equal on every rank.
 
-    Collectives of the process group serve merges that do not fit: results of another width than `head_dim`, and more
-    than `max_tokens * heads` rows that a rank returns.  If ranks do not reach each other's memory, collectives serve
+    Collectives of the process group serve merges that do not fit.  A merge fits if its results are `head_dim` wide and
+    a rank returns at most `max_tokens * heads` rows.  If ranks do not reach each other's memory, collectives serve
     every merge, and `why_not` has the reason.
 
     Args:
@@ -125,9 +125,10 @@ class Peers:
         self, out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor, merged: Tensor | None, sizes: Sizes,
         phase: str = "both",
     ) -> None:  # fmt: skip
-        """Join the results of all ranks into `into` [tokens, given, dims] and, if given, log-sum-exps into `merged`.
+        """Join the results of all ranks, and write them to `into` [tokens, heads that a rank returns, dims].
 
-        phase: "send" stores this rank's rows, "receive" waits for rows and joins them, "both" does both in one launch.
+        Unless `merged` is None, joined log-sum-exps are written to it.  phase: "send" stores this rank's rows,
+        "receive" waits for rows and joins them, "both" does both in one launch.
         """
         if self._process != os.getpid():
             raise RuntimeError("Peers do not survive a fork: make them in the process that uses them")

@@ -196,7 +196,10 @@ def _refuse(function: str, name: str, value: Any) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _version(function: str, kinds: tuple[str, ...], keywords: tuple[str, ...]) -> str:
-    """The first version that fits; TypeError if none fits, or if fitting versions give arguments different names."""
+    """Return the first fitting version; versions that have all keywords go before others.
+
+    TypeError if none fits, or if the preferred versions give arguments different names.
+    """
     orders = ORDERS[function]
     known = {name for order in orders.values() for name in order}
     for name in keywords:
@@ -230,7 +233,7 @@ def _fits(order: tuple[str, ...], kinds: tuple[str, ...], keywords: tuple[str, .
 
 
 def kind(value: Any) -> str:
-    """Kind of an argument, by which orders differ.
+    """Return the kind of an argument.  Kinds tell one version's order from another's.
 
     "-" is None, "i1" a vector of integers, "f2" a matrix of floats, "int0" an int that is 0, "pair" a tuple or list.
     """

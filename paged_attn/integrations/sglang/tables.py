@@ -1,8 +1,8 @@
 """A batch's tables, which all layers share: page tables, lengths, and where the queries of each sequence begin.
 
-SGLang keeps a row of slot numbers for each request.  With pages of one token, the page table is ragged: kv_indptr and
-kv_indices, made by SGLang's own kernel.  With larger pages, the page table is dense.  The slots of a page are then
-consecutive, and a page's number is its first slot number divided by the page size.
+SGLang keeps a row of slot numbers for each request.  With pages of one token, the page table is ragged: kv_indptr is a
+sum of lengths, and SGLang's own kernel fills kv_indices.  With larger pages, the page table is dense.  The slots of a
+page are then consecutive, and a page's number is its first slot number divided by the page size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import BUCKET
 
-WORD = 32  # bits of a word of paged_attention's qq_mask, one for each new key
+WORD = 32  # a word of paged_attention's qq_mask has a bit for each of 32 drafts
 ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE", "NEXTN")
 # Approximate number of keys whose slots a program of SGLang's kernel copies.
 KEYS_OF_A_PROGRAM = 8192

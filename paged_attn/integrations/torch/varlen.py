@@ -114,6 +114,6 @@ def _keys(
 
 
 def rest(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the results after the log-sum-exp, which no caller reads: two states of dropout, and a debug mask."""
+    """Return the operator's last three results: two states of dropout, and a debug mask.  No caller reads them."""
     state = torch.empty(2, dtype=torch.uint64, device=query.device)
     return state, torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0)

@@ -17,7 +17,8 @@ from ...api import paged_attention
 from ...strides import settled
 from . import continuous
 
-# Page size of unpadded batches.  A page size is compiled into a kernel, so it cannot be T, which grows with each token.
+# Page size of unpadded batches whose keys, and distances between sequences, are multiples of it.  Other batches have
+# pages of one token.  A page size is compiled into a kernel, so it cannot be T, which grows with each token.
 PAGE = 16
 CHUNKED = "chunked_overlay.<locals>.inner_mask"
 KNOWN = ("causal_mask_function", "sliding_window_overlay.<locals>.inner_mask", CHUNKED)
@@ -144,7 +145,8 @@ def _rows_of_a_sequence(x: Tensor) -> int | None:
 def _pages(x: Tensor, page: int, per_seq: int) -> Tensor:
     """View [B, kv_heads, T, D] as pages [N, kv_heads, page, D]; sequence s begins at page s * per_seq.
 
-    Pages behind a sequence's T keys hold other rows, for example of the next head.  No page table has these pages.
+    Pages behind a sequence's T keys hold other rows, for example of the next head.  Calls never read them: a page table
+    has these pages only behind the last key.
     """
     seqs, heads, keys, dim = x.shape
     count = (seqs - 1) * per_seq + keys // page
@@ -180,8 +182,9 @@ def _batch(
 def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
     """Put `place` entries before each row of the table, so that chunks begin where the host's chunks begin.
 
-    There is an entry for each key that the host has dropped from the chunk of the first key that it kept.  No query
-    sees these entries: the host drops only keys at least a chunk before the first query, so none in that query's chunk.
+    The host may have dropped the first keys of a chunk and kept the others.  `place` counts these dropped keys, and
+    each has an entry.  No query sees these entries: the host drops only keys at least a chunk before the first query, so
+    none in that query's chunk.
     """
     columns = torch.arange(table.shape[1] + chunk - 1, device=table.device) - place[:, None]
     return table.gather(1, columns.clamp_(0, table.shape[1] - 1))

@@ -224,8 +224,8 @@ class Impl(AttentionImpl):
             positions = torch.nn.functional.pad(positions, (0, len(q) - len(positions)))
         if self.alibi_slopes is not None:
             own |= self._slopes(self._slopes_of(q.device, group), m)
-        # window_size[1] of a causal window: 0.  With spans it is -1, no limit: a limit would hide later keys that a
-        # span shows, and the causal mask hides all other later keys.
+        # The right side of a causal window is 0.  Beside spans it is -1, no limit, because 0 would hide later keys that
+        # a span shows.  The causal mask still hides all other later keys.
         ahead = 0 if m.spans is None else -1
         attend: Any = paged_attention
         if group is None:
@@ -284,8 +284,8 @@ class Impl(AttentionImpl):
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [blocks, kv_heads, block, head_size] and values [..., head_size_v]: views of the cache, which are kept.
 
-        int4 has half as many elements.  If the cache has scales by token, views of these [blocks, kv_heads, block] are
-        kept, too.  A scale lies behind its key or value.
+        int4 has half as many elements.  If the cache has scales by token, `slot_scales` keeps views of the scales,
+        [blocks, kv_heads, block] each.  A scale lies behind its key or value.
         """
         if self._seen is not kv_cache or self._caches is None:
             kind, of_keys, of_values = self.kv_cache_dtype, self.head_size, self.head_size_v
