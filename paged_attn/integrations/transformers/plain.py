@@ -183,8 +183,8 @@ def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
     """Put `place` entries before each row of the table, so that chunks begin where the host's chunks begin.
 
     The host may have dropped the first keys of a chunk and kept the others.  `place` counts these dropped keys, and
-    each has an entry.  No query sees these entries: the host drops only keys at least a chunk before the first query, so
-    none in that query's chunk.
+    each has an entry.  No query sees these entries: the host drops only keys at least a chunk before the first query,
+    so none in that query's chunk.
     """
     columns = torch.arange(table.shape[1] + chunk - 1, device=table.device) - place[:, None]
     return table.gather(1, columns.clamp_(0, table.shape[1] - 1))

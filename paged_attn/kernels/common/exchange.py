@@ -154,7 +154,10 @@ def look(flags, E: tl.constexpr):
 
 @triton.jit
 def absence(flags, source, others, late, E: tl.constexpr):
-    """2 (RANKS - r) for the first rank r whose flag is down, plus 1 if a lane of r is late; 0: all flags are raised."""
+    """0 if all flags are raised; otherwise 2 (RANKS - r), where r is the first rank whose flag is down.
+
+    1 is added if a lane that reads r's flag is late.
+    """
     absent = tl.where(others & (look(flags, E) == 0), E.RANKS - source, 0)
     return tl.max(2 * absent + tl.where((absent > 0) & late, 1, 0), 0)
 

@@ -22,7 +22,8 @@ from .shards import own_before
 # Tiles by which shares that begin with blocks may exceed even shares.  The first number is for shares of one block.
 # The second is for shares of several blocks, and for blocks of several shares.
 EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
-# If a sequence has several blocks, and no share has two, shares may exceed even shares by this many eighths, if more.
+# If a sequence has several blocks, and no share has more than one block, shares may exceed even shares by this many
+# eighths of an even share, where that is more than the tiles above.
 # Shares that hold the same part of different blocks of the sequence then read the same keys at the same time, mostly
 # from L2.
 EXTRA_EIGHTHS_IN_STEP = tl.constexpr(3)
@@ -47,7 +48,10 @@ def unflatten(S: tl.constexpr):
 
 @triton.jit
 def work(batch, seq, inside, mods, S: tl.constexpr, kv_head=None):
-    """(blocks, tiles of each block) of one or [N] sequences; 0 blocks if not `inside`, or for another launch."""
+    """(blocks, tiles of each block) of one or [N] sequences.
+
+    A sequence that is not `inside`, or that another launch serves, has 0 blocks.
+    """
     seq_len = load_int(batch.seq_lens + seq, inside)
     if batch.query_starts is None:
         query_len = tl.where(inside, 1, 0)
@@ -75,7 +79,7 @@ def room_of(batch, share, walk, mods, S: tl.constexpr):
 
 
 # PTX has a label where operations of a called function begin and end, and ptxas may order instructions differently at
-# a label.  So callers do the additions, and these functions compute nothing: all kernels keep their machine code.
+# a label.  So callers do the additions, and these functions compute nothing: calls of them leave no labels.
 
 
 @triton.jit

@@ -56,7 +56,7 @@ def load_share(
     """Run one loader warp: load the tiles of a share into a ring, each item's last tile first.
 
     BOTH: load the tiles of `values`, a second Loader, too.  FROM: first dim that is loaded.
-    OF_VALUES, read with SLOT_SCALES alone: the tiles hold values, not keys.
+    OF_VALUES: the tiles hold values, not keys.  Only SLOT_SCALES needs it.
     """
     turn = Turn(0, 0)
     at = walk

@@ -69,7 +69,8 @@ def exactly_capped(to: str, score: str, factor: str, terms: int) -> str:
 # Limit of a thread's sum of weights.  No weight is larger than the sum, so weights within the limit fit float16.
 MAX_SUM_PER_THREAD = 8192.0
 # A row's maximum, base 2, beyond which rounding score * unit to float32 may change the product by more than 2^-10.  The
-# maximum is a rounded product.  So a mul rounds the products of such a row, too; an fma would not round them.
+# maximum is a rounded product.  So in such a row a mul rounds each product, as the maximum was rounded, before the
+# maximum is subtracted; an fma would not round the product.
 MIN_ROUNDED_MAXIMUM = 2.0**14
 _ROUND = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}
 

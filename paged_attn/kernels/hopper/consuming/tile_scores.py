@@ -228,8 +228,8 @@ def judge(
     caller has to multiply acc by decay.  A first tile, whose rows mostly have no maximum, always comes without AT_ONCE.
     """
     # RELATIVE: ALiBi's bias already subtracts the row's maximum, so a weight is exp2(score), by one operation less.
-    # False with sinks: a sink may be a row's first maximum.  If this maximum is far below all scores, float32 rounds
-    # away low bits of a score minus the maximum.
+    # False with sinks: a sink far below all scores may be a row's first maximum.  Scores minus this maximum are large,
+    # and float32 rounds away low bits, which are then missing when the row is weighed again.
     HIDES: gl.constexpr = hides_between(mods, S)
     PLAIN: gl.constexpr = not HIDES and mods.sinks is None
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and PLAIN

@@ -29,7 +29,8 @@ def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.const
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
     empty = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
-    # Triton puts a barrier of all threads between two inits in one allocation; alternating inits need half as many
+    # Between two successive inits in the same allocation, Triton synchronises all threads.  Inits that alternate
+    # between two allocations are synchronised half as often.
     for i in gl.static_range(NUMBER):
         mbarrier.init(full.index(i), count=FILLERS)
         mbarrier.init(empty.index(i), count=READERS)

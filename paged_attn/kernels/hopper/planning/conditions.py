@@ -149,9 +149,10 @@ def products_hide_reading(p: Problem) -> bool:
 
 
 def reading_takes_no_time(p: Problem) -> bool:
-    """Whether there is little to read, and products of blocks would not hide even that if few rows ran beside blocks.
+    """Whether there is little to read, and long queries are too few for their products to hide the reading.
 
-    With one KV head, few rows beside blocks would be cut into too many pieces.
+    Few rows beside blocks would gain nothing then.  With one KV head, few rows beside blocks would be cut into too many
+    pieces.
     """
     if cost.bytes_of_keys(p, cost.seqs_tried(p), p.keys_seen(p.max_seqlen_q)) >= MAX_BYTES_OF_ONE_LIST:
         return False
@@ -230,10 +231,11 @@ def all_rows_are_few(p: Problem) -> bool:
 
 
 def portable_hides_waits_beside_blocks(p: Problem) -> bool:
-    """Whether each program may get several decodes of few keys beside blocks, where queries are not mostly long.
+    """Whether decodes of few keys beside blocks get a launch of the portable kernel.
 
-    False for 16-bit keys of more than 64 dims without a window, because both kernels take equally long to read these
-    keys.  False for heads beyond 128 dims, because blocks hide the decodes.
+    Each multiprocessor may then get several of them, and queries are not mostly long.  False for 16-bit keys of more
+    than 64 dims without a window, because the portable and the Hopper kernels take equally long to read these keys.
+    False for heads beyond 128 dims, because blocks hide the decodes.
     """
     if p.head_dim > 128 or p.tokens >= MIN_TOKENS_PER_LONG_SEQ * p.seqs or not keys_are_few(p):
         return False

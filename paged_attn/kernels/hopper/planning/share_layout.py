@@ -49,8 +49,9 @@ def keys_are_soon_read(p: Problem) -> bool:
 def columns_leave_few_registers(p: Problem, columns: int) -> bool:
     """Whether registers suffice only for tiles of 64 keys, because keys pass through registers beside the columns.
 
-    x-packed keys of 16 bits: True for 16 columns.  False for more columns, because registers then hold no next tile
-    (`columns.is_early`).  fp8, int8 and int4 keys: True for more than 16 columns, and always if x-packed.
+    x-packed keys of 16 bits: True for 16 columns.  False for more columns: the next tile is then not loaded early
+    (`columns.is_early`), so registers suffice for tiles of 128 keys.  fp8, int8 and int4 keys: True for more than 16
+    columns, and always if x-packed.
     """
     fp8 = p.cache.itemsize == 1
     return (p.packed and (fp8 or MAX_COLUMNS < columns <= 16)) or (fp8 and columns > 16)
@@ -59,7 +60,8 @@ def columns_leave_few_registers(p: Problem, columns: int) -> bool:
 def rows_share_lines(p: Problem, columns: int) -> bool:
     """Whether a KV head's key ends inside a 128-byte line of memory, in a 16-bit cache with query rows as columns.
 
-    The rest of the line belongs to the next head, whose program soon finds the line in L2.  False for x-packed caches.
+    In NHD the rest of the line belongs to the next head, whose program soon finds the line in L2.  The layout is not
+    looked at: in HND the rest belongs to the next slot.  False for x-packed caches.
     """
     return p.head_dim % 64 > 0 and columns > 0 and p.cache.itemsize == 2 and not p.packed
 

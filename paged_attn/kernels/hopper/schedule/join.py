@@ -50,9 +50,9 @@ def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.const
     Small decodes wait until machine code is fetched, even for their last steps.  The accumulator of a row that saw no
     key gets the weight 0, so the accumulator must have been stored, and must have no NaN.
 
-    All rows are heads of one token.  If their windows are equal, all rows have the same bounds, and values outside the
-    bounds are zeroed, so this accumulator is 0.  But if a window by head, a mask or a score_mod hides a key, a NaN in
-    the key's value may reach the accumulator.
+    All rows are heads of one token.  If the heads' windows are equal, all rows have the same bounds.  Values outside
+    the bounds are zeroed, so the accumulator of a row that saw no key is 0.  But if a window by head, a mask or a
+    score_mod hides a key, a NaN in the key's value may reach the accumulator.
     """
     inside = gl.expand_dims(valid, 1) & gl.expand_dims(dim < S.VALUE_PADDED, 0)
     values = parts.acc + gl.expand_dims(at * S.VALUE_PADDED, 1) + gl.expand_dims(dim, 0)
