@@ -153,6 +153,11 @@ def on_a_gpu(cases: list[pytest.Item]) -> list[pytest.Item]:
 # File -> n: `make test` simulates every n-th of a test's quick cases, from the first on; `make thorough` does the rest.
 SIMULATED_ONE_IN = {"test_simulator.py": 1, "test_hopper_any.py": 6}  # elsewhere SIMULATED_ELSEWHERE
 SIMULATED_ELSEWHERE = 10
+# First cases that take ten seconds and more.
+SLOW_SIMULATED = (
+    "test_any_call_gives_the_results_of_the_reference[0]",
+    "test_even_shares_of_a_line_give_the_results_of_the_reference[chunks, window, not causal]",
+)
 SIMULATED = ("[prompt, softcap, float16]",)  # always simulated: no other case has this format
 
 
@@ -163,7 +168,8 @@ def leave_to_thorough(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("quick"):
             test = item.nodeid.partition("[")[0]
             one_in = SIMULATED_ONE_IN.get(item.path.name, SIMULATED_ELSEWHERE)
-            if met[test] % one_in and not item.nodeid.endswith(SIMULATED):
+            others = met[test] % one_in and not item.nodeid.endswith(SIMULATED)
+            if others or item.nodeid.endswith(SLOW_SIMULATED):
                 item.add_marker(pytest.mark.thorough)
             met[test] += 1
 

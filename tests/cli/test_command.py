@@ -86,6 +86,7 @@ def test_without_its_extra_the_command_says_how_to_get_it() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_shell_completes_verbs_and_values() -> None:
     def completed(words: str, number: int) -> list[str]:
         asked = dict(_PAGED_ATTN_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(number))

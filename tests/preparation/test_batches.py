@@ -56,7 +56,12 @@ class Ready:
 
 
 # Parameters of a module: all tests of one follow each other, and find the kernels that others have asked for.
-@pytest.fixture(scope="module", params=MODELS)
+ONE_IN_THREE = [
+    pytest.param(name, marks=[pytest.mark.thorough] * (number % 3 > 0)) for number, name in enumerate(MODELS)
+]
+
+
+@pytest.fixture(scope="module", params=ONE_IN_THREE)
 def ready(request: pytest.FixtureRequest) -> Ready:
     return Ready(Model(**MODELS[request.param]), TOKENS)
 
