@@ -132,9 +132,11 @@ MANY = 8  # cases
 def leave_half_of_many(items: list[pytest.Item]) -> None:
     """Without a GPU, mark about half of a test's cases as `thorough`, if it runs kernels in MANY cases or more.
 
-    Only cases that `on_a_cpu` takes count.  The first case of a test is never marked.
+    Only cases that `on_a_cpu` takes count.  The first case of a test is never marked.  Tests of adapters keep all
+    cases, because `make test-hosts` runs these tests, and `make thorough` does not run them beside a host.
     """
-    for cases in by_test(item for item in items if "device" in getattr(item, "fixturenames", ())).values():
+    of_kernels = [x for x in items if "device" in getattr(x, "fixturenames", ()) and "integrations/" not in x.nodeid]
+    for cases in by_test(of_kernels).values():
         taken = [x for x in on_a_cpu(cases) if not x.get_closest_marker("thorough")]
         for item in taken[1:] if len(taken) >= MANY else ():
             if lot(item) // ONE_IN.get(item.path.name, 1) % 2:
