@@ -27,7 +27,7 @@ READY := $(if $(HAS_GPU),,$(STAMP))
 BESIDE = $(shell $(RUN) -c 'import xdist, os; print("-n", min(12, os.cpu_count()), "--dist worksteal")' 2>/dev/null)
 SIMULATE := SIMULATE=1 $(VPY) -m pytest tests -n 2 --dist worksteal
 
-# What tests the public functions, in whatever dialect.  Of a folder pytest takes a part of the cases, of files all.
+# What tests the public functions, in whatever dialect.
 PUBLIC := $(addprefix tests/,arguments calls checks compiled distributed features reference steps)
 IN_TORCH := PAGED_ATTN_DIALECT=torch $(VPY) -m pytest -n 2 --dist worksteal
 
@@ -47,7 +47,7 @@ test: $(STAMP)  ## the CPU suite: Triton's interpreter, plain torch, and small b
 
 thorough: $(STAMP)  ## what `make test` leaves out: most machine code and simulated batches, half of large matrices of cases
 	$(VPY) -m pytest tests -m thorough -n 2 --dist worksteal $(ARGS)
-	$(if $(ARGS),,$(IN_TORCH) $(wildcard $(PUBLIC:=/test_*.py)))
+	$(if $(ARGS),,$(IN_TORCH) $(PUBLIC) -m thorough)
 	$(if $(ARGS),,$(SIMULATE) -m "quick and thorough")
 
 simulate: $(STAMP)  ## Hopper kernels without a Hopper GPU

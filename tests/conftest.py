@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if simulator.SIMULATES:
         selection.leave_to_thorough(items)
     elif not has_gpu:
-        selection.leave_half_of_many(items)
+        selection.leave_half_of_many(items, others=IN_TORCH)
     for item in items:
         hopper, gpu = item.get_closest_marker("hopper"), item.get_closest_marker("gpu")
         if simulator.SIMULATES and not hopper:

@@ -129,12 +129,19 @@ def on_a_cpu(cases: list[pytest.Item]) -> list[pytest.Item]:
 MANY = 8  # cases
 
 
-def leave_half_of_many(items: list[pytest.Item]) -> None:
+def leave_half_of_many(items: list[pytest.Item], others: bool = False) -> None:
     """Without a GPU, mark about half of a test's cases as `thorough`, if it runs kernels in MANY cases or more.
 
     Only cases that `on_a_cpu` takes count.  The first case of a test is never marked.  Tests of adapters keep all
     cases, because `make test-hosts` runs these tests, and `make thorough` does not run them beside a host.
+
+    others: also mark all cases that `on_a_cpu` leaves out.
     """
+    if others:
+        taken_of_all = {id(x) for cases in by_test(items).values() for x in on_a_cpu(cases)}
+        for item in items:
+            if id(item) not in taken_of_all:
+                item.add_marker(pytest.mark.thorough)
     of_kernels = [x for x in items if "device" in getattr(x, "fixturenames", ()) and "integrations/" not in x.nodeid]
     for cases in by_test(of_kernels).values():
         taken = [x for x in on_a_cpu(cases) if not x.get_closest_marker("thorough")]

@@ -125,6 +125,17 @@ def test_half_of_the_cases_that_a_cpu_takes_of_a_large_matrix_are_thorough() -> 
         assert taken[test][0] not in left[test]
 
 
+def test_in_plain_torch_the_cases_that_a_cpu_leaves_out_are_thorough() -> None:
+    items: list[Any] = [Item(f"tests/features/test_masks.py::test[{case}]", device=True) for case in range(300)]
+    for x in items:
+        x.path = Path("test_masks.py")
+    selection.leave_half_of_many(items, others=True)
+    left = {x.nodeid for x in items if "thorough" in x.marks}
+    taken = {x.nodeid for x in selection.on_a_cpu(items)}
+    assert {x.nodeid for x in items} - taken < left
+    assert 0 < len(taken - left) < len(taken)
+
+
 def test_a_gpu_takes_the_root_of_the_number_of_cases_that_are_variants_and_the_first_of_each_test() -> None:
     def taken(file: str, cases: int) -> list[int]:
         items: list[Any] = [Item(f"{file}::test[{case}]", device=True) for case in range(cases)]

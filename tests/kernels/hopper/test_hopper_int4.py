@@ -12,7 +12,7 @@ from paged_attn.planning import planner
 from tests.support import hopper_plans
 from tests.support.cases import E4M3, E5M2, INT4, build, compare, problem_of, run
 from tests.support.formats import with_zero
-from tests.support.hopper_cases import CAPPED, DEVICE, FEATURES, sized
+from tests.support.hopper_cases import CAPPED, DEVICE, FEATURES, quick_of, sized
 from tests.support.hopper_cases.short import BESIDE, DECODES, LONG, MIXED, OF_8, OF_32
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper]
@@ -58,13 +58,9 @@ OVER_COPIES: dict[str, dict[str, Any]] = {
 QUICK = {"decodes", "decodes, head_dim 64", "decodes, float16", "drafts of 8, tree", "mixed"}
 
 
-def marked(cases: dict[str, dict[str, Any]]) -> list[Any]:
-    return [pytest.param(name, marks=[pytest.mark.quick] * (name in QUICK)) for name in cases]
-
-
 @on_hopper
 @forced
-@pytest.mark.parametrize("name", marked(COLUMNS))
+@pytest.mark.parametrize("name", quick_of(COLUMNS, QUICK))
 def test_columns_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **OF_INT4 | COLUMNS[name])
     assert all(x.dialect == "hopper" and x.pipe.COLUMNS for x in planner.plan(problem_of(build(case, DEVICE))).launches)
@@ -74,7 +70,7 @@ def test_columns_give_the_results_of_the_reference(name: str) -> None:
 
 @on_hopper
 @forced
-@pytest.mark.parametrize("name", marked(OVER_COPIES))
+@pytest.mark.parametrize("name", quick_of(OVER_COPIES, QUICK))
 def test_long_queries_read_copies_of_16_bits(name: str) -> None:
     case = sized(name, **OF_INT4 | OVER_COPIES[name])
     made = planner.plan(problem_of(build(case, DEVICE)))

@@ -14,7 +14,7 @@ from paged_attn.records.copies import copies_of
 from tests.simulator import SIMULATES
 from tests.support import hopper_plans
 from tests.support.cases import E4M3, E5M2, build, compare, problem_of, run
-from tests.support.hopper_cases import ALL_E4M3, CAPPED, DEVICE, FEATURES, PACKED, sized
+from tests.support.hopper_cases import ALL_E4M3, CAPPED, DEVICE, FEATURES, PACKED, quick_of, sized
 from tests.support.hopper_cases.short import BESIDE, DECODES, LONG, MIXED, OF_8, OF_32
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper]
@@ -84,12 +84,8 @@ QUICK = {
 }
 
 
-def marked(cases: dict[str, dict[str, Any]]) -> list[Any]:
-    return [pytest.param(name, marks=[pytest.mark.quick] * (name in QUICK)) for name in cases]
-
-
 @on_hopper
-@pytest.mark.parametrize("name", marked(COLUMNS))
+@pytest.mark.parametrize("name", quick_of(COLUMNS, QUICK))
 def test_scales_of_tokens_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **BY_TOKEN | COLUMNS[name])
     assert all(x.dialect == "hopper" and x.pipe.COLUMNS for x in planner.plan(problem_of(build(case, DEVICE))).launches)
@@ -98,7 +94,7 @@ def test_scales_of_tokens_give_the_results_of_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("name", marked(OVER_COPIES))
+@pytest.mark.parametrize("name", quick_of(OVER_COPIES, QUICK))
 def test_long_queries_read_copies_of_16_bits(name: str, large: bool) -> None:
     """large: copies of all sequences would be too large, so only those of many tokens have copies."""
     case = sized(name, **BY_TOKEN | OVER_COPIES[name])
@@ -118,7 +114,7 @@ def test_long_queries_read_copies_of_16_bits(name: str, large: bool) -> None:
 
 
 @on_hopper
-@pytest.mark.parametrize("name", marked(ONE_SCALE))
+@pytest.mark.parametrize("name", quick_of(ONE_SCALE, QUICK))
 @hopper_plans.mixed()
 def test_int8_caches_of_one_scale_a_head_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **ONE_SCALE[name] | dict(cache_dtype=INT8, scales="per_head"))

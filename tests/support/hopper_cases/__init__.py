@@ -41,6 +41,7 @@ from tests.support.hopper_cases.parts import (
     SPECULATION_OF_4,
     TREES,
     WIDE,
+    quick_of,
     ragged,
     sized,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "SPECULATION_OF_4",
     "TREES",
     "WIDE",
+    "quick_of",
     "ragged",
     "sized",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from typing import Any
 
+import pytest
 import torch
 
 from tests.simulator import SIMULATES
@@ -17,6 +19,11 @@ def ragged(*lengths: tuple[int, int]) -> dict[str, Any]:
 
 DEVICE = "cuda" if torch.cuda.is_available() and not SIMULATES else "cpu"
 SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+
+
+def quick_of(cases: Iterable[str], quick: Container[str]) -> list[Any]:
+    """Names of cases as parameters of a test; those in `quick` have the marker `quick`."""
+    return [pytest.param(name, marks=[pytest.mark.quick] * (name in quick)) for name in cases]
 
 
 def sized(name: str, **fields: Any) -> Case:
