@@ -153,7 +153,7 @@ def compiled(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
 def flashinfer(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
     """Return FlashInfer's call: norms, then rotary embedding and append; over e4m3 the kernel that fuses these two.
 
-    The fused kernel also quantises queries, which halves the bytes that it writes for them.
+    The fused kernel also quantises queries: it writes half of the bytes for queries.
     """
     import flashinfer
 

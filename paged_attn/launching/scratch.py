@@ -93,7 +93,7 @@ class Room(NamedTuple):
 
 
 class Own(NamedTuple):
-    """Layout of the tensors that launches of one call hand to each other, side by side in one allocation."""
+    """Layout, side by side in one allocation, of the tensors that launches of one call hand to each other."""
 
     likes: tuple[Tensor, ...]  # meta tensors
     begins: tuple[int, ...]  # offset of each tensor, bytes
