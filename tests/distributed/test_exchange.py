@@ -174,7 +174,12 @@ def test_torch_compile_leaves_a_merge_alone(device: str) -> None:
 
 
 def warm(merge: Merge, peers: list[distributed.Peers]) -> None:
-    """Compile and load what each rank launches, while no kernel waits: the others send first, and receive last."""
+    """Compile and load what each rank launches, while no kernel waits: the others send first, and receive last.
+
+    The driver loads a kernel at its first launch, and may wait for running kernels first: also for one that waits for
+    the rank whose kernel it loads.
+    """
+    torch.cuda._sleep(1)
     for rank in peers:
         others = [x for x in peers if x is not rank]
         for x in others:
