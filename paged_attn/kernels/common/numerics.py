@@ -205,8 +205,8 @@ def unpack(x, kv, S: tl.constexpr):
 
 @triton.jit
 def opaque(x):
-    """Return float16 x unchanged, hiding its origin from the compiler."""
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float16, is_pure=False, pack=2)
+    """Return x of 16 bits unchanged, hiding its origin from the compiler."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
 
 
 @triton.jit
