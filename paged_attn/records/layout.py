@@ -262,11 +262,13 @@ def scales(
     out: Any = None,
     gate: Any = None,
     by_token: bool = False,
+    by_seq: bool = True,
 ) -> Scales:
     """Scales as kernels take them.  An absent scale is 1.
 
-    A tensor of two axes has a row for each sequence, or one row for all.  by_token: `query` has a row for each token
-    instead.  A scale by slot is part of its cache's record (`cache`), and 1 here.
+    A tensor of two axes has a row for each sequence, or one row for all; by_seq = False: always one row for all.
+    by_token: `query` has a row for each token instead.  A scale by slot is part of its cache's record (`cache`), and 1
+    here.
     """
     of_tokens: tuple[Any, Any, Any] = (None, None, None)
     if by_token:
@@ -276,14 +278,17 @@ def scales(
     numbers = [float(x) if isinstance(x, (int, float)) else 1.0 for x in given]
     tensors = [None if isinstance(x, (int, float)) else x for x in given]
     strides = [None if x is None else 0 if x.ndim == 0 or x.shape[-1] == 1 else x.stride(-1) for x in tensors]
-    by_seq = [None if x is None else _stride_of_seqs(x) for x in tensors[:3]]
+    of_seqs = [_stride_of_seqs(x) if by_seq and x is not None else None for x in tensors[:3]]
     of_gate: tuple[Any, Any, Any] = (None, None, None) if gate is None else (gate, *gate.stride()[:2])
-    values = (softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens, *by_seq)
+    values = (softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens, *of_seqs)
     return Scales(**dict(zip(Scales._fields, values)))  # `launch_arguments` sets the last fields, for Hopper kernels
 
 
 def _stride_of_seqs(scale: Any) -> int | None:
-    """Stride from a sequence's scale to the next sequence's; None if all sequences have one scale."""
-    if scale.ndim < 2 or scale.shape[0] == 1 or scale.stride(0) == 0:
+    """Stride from a sequence's scale to the next sequence's; None if all sequences have one scale.
+
+    0 for one row: if it is that of the only sequence, kernels must not read it unless the sequence has keys.
+    """
+    if scale.ndim < 2 or (scale.shape[0] > 1 and scale.stride(0) == 0):
         return None
-    return int(scale.stride(0))
+    return int(scale.stride(0)) if scale.shape[0] > 1 else 0

@@ -60,6 +60,12 @@ def test_plans_as_they_are_take_them(name: str, device: str) -> None:
     run(Case("decodes", (1,) * 4, (70, 3, 0, 40), heads=4, kv_heads=2, decode_form=True, **FEATURES[name]), device)
 
 
+@pytest.mark.parametrize("name", ["scales", "scales, turned", "scales of fp8 queries", "slopes, scales"])
+def test_scales_of_the_only_sequence_are_not_read_if_it_has_no_keys(name: str, device: str) -> None:
+    for queries, keys in ((1, 0), (20, 0), (20, -2)):
+        run(Case(name, (queries,), (keys,), heads=4, kv_heads=2, **FEATURES[name]), device)
+
+
 def test_scales_of_a_decodes_sequences_are_those_of_its_tokens(device: str) -> None:
     """With one token a sequence [seqs, kv_heads] and [tokens, kv_heads] are one shape, and mean one thing."""
     case = Case(

@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "decodes, scales, turned": DECODES | ALL | dict(scales="per_seq, turned"),
     "decodes, slopes": DECODES | SLOPES | SCALES,
     "decodes, both sides": DECODES | BOTH_SIDES,
+    "one decode without keys, scales": DECODES | SCALES | dict(query_lens=(1,), seq_lens=(0,)),
     "drafts of 8, scales": OF_8 | ALL,
     "drafts of 8, x-packed, scales": OF_8 | PACKED | SCALES,
     "drafts of 8, slopes, new": OF_8 | SLOPES | NEW,
