@@ -163,54 +163,56 @@ def flashinfer(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
     indptr = torch.tensor([0, x.pages], dtype=torch.int32, device=q.device)
     indices = (x.slots[::PAGE] // PAGE).int()  # one sequence of all tokens, in the order of its pages
     batch, place = torch.zeros_like(x.slots).int(), torch.arange(case.tokens, device=q.device).int()
-    if case.cache == BF16:
-        last = torch.tensor([case.tokens - (x.pages - 1) * PAGE], dtype=torch.int32, device=q.device)
+    last = torch.tensor([case.tokens - (x.pages - 1) * PAGE], dtype=torch.int32, device=q.device)
 
-        def append() -> Tensor:
-            rows_q = flashinfer.norm.rmsnorm(q.reshape(-1, HEAD_DIM), x.q_norm, EPS).view(case.tokens, -1)
-            rows_k = flashinfer.norm.rmsnorm(k.reshape(-1, HEAD_DIM), x.k_norm, EPS).view(case.tokens, -1)
-            flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(x.positions, rows_q, rows_k, HEAD_DIM, x.cos_sin)
-            rows_k = rows_k.view(-1, KV_HEADS, HEAD_DIM)
-            flashinfer.page.append_paged_kv_cache(rows_k, v, batch, place, caches, indices, indptr, last)
-            return rows_q.view(-1, HEADS, HEAD_DIM)
+    def normed() -> tuple[Tensor, Tensor]:
+        return flashinfer.norm.rmsnorm(q, x.q_norm, EPS), flashinfer.norm.rmsnorm(k, x.k_norm, EPS)
 
-        return append
+    def append() -> Tensor:
+        q_rows, k_rows = normed()
+        flat = q_rows.flatten(1), k_rows.flatten(1)
+        flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(x.positions, *flat, HEAD_DIM, x.cos_sin)
+        flashinfer.page.append_paged_kv_cache(k_rows, v, batch, place, caches, indices, indptr, last)
+        return q_rows
 
     def fused() -> Tensor:
-        rows_q = flashinfer.norm.rmsnorm(q.reshape(-1, HEAD_DIM), x.q_norm, EPS).view(-1, HEADS, HEAD_DIM)
-        rows_k = flashinfer.norm.rmsnorm(k.reshape(-1, HEAD_DIM), x.k_norm, EPS).view(-1, KV_HEADS, HEAD_DIM)
         out, _ = flashinfer.rope.rope_quantize_fp8_append_paged_kv_cache(
-            rows_q, rows_k, None, None, v, x.cos_sin, x.positions.int(), caches, indices, indptr, batch, place,
-            quantize_dtype=E4M3, quant_scale_kv=1 / SCALE, page_size=PAGE,
+            *normed(), None, None, v, x.cos_sin, x.positions, caches, indices, indptr, batch, place,
+            quantize_dtype=E4M3, quant_scale_kv=1 / SCALE, page_size=PAGE, enable_pdl=True,
         )  # fmt: skip
         queries: Tensor = out
         return queries
 
-    return fused
+    return append if case.cache == BF16 else fused
 
 
 def sglang(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
-    """Return SGLang's call: norms, then the rotary embedding that writes the cache, for caches of 16 bits only."""
-    if case.cache != BF16:
-        raise Cannot("writes a cache of 16 bits only")
-    from sgl_kernel import FusedSetKVBufferArg, apply_rope_with_cos_sin_cache_inplace, rmsnorm
+    """Return SGLang's call of two launches: norms, then rotary embedding and write; over e4m3 the write is apart.
 
-    q, k, v = split(x.qkv)
-    k_rows, v_rows = (cache.view(-1, KV_HEADS * HEAD_DIM) for cache in caches)
+    They change queries and keys in place.  Later calls start from what earlier calls have left.
+    """
+    if case.by_token:
+        raise Cannot("no scales by token")
+    from sglang.kernels.ops.attention.rope import apply_rope_inplace_with_kvcache
+    from sglang.kernels.ops.attention.table_qk_norm_rope import table_qk_norm_rope_
+    from sglang.kernels.ops.kvcache.fused_fp8_qkv_kv_cache import fused_fp8_qkv_kv_cache
+    from sglang.kernels.ops.layernorm.norm import fused_inplace_qknorm
 
-    def call() -> Tensor:
-        rows_q = rmsnorm(q.reshape(-1, HEAD_DIM), x.q_norm, EPS).view(case.tokens, -1)
-        rows_k = rmsnorm(k.reshape(-1, HEAD_DIM), x.k_norm, EPS).view(case.tokens, -1)
-        written = FusedSetKVBufferArg(
-            value=v.reshape(case.tokens, -1), k_buffer=k_rows, v_buffer=v_rows, k_scale=None, v_scale=None,
-            cache_loc=x.slots,
-        )  # fmt: skip
-        apply_rope_with_cos_sin_cache_inplace(
-            x.positions, rows_q, rows_k, HEAD_DIM, x.cos_sin, fused_set_kv_buffer_arg=written
-        )
-        return rows_q.view(-1, HEADS, HEAD_DIM)
+    qkv = x.qkv.clone()
+    q, k, v = split(qkv)
+    rows, scale = [cache.view(-1, KV_HEADS * HEAD_DIM) for cache in caches], torch.tensor([SCALE], device=qkv.device)
 
-    return call
+    def whole() -> Tensor:
+        fused_inplace_qknorm(q, k, x.q_norm, x.k_norm, EPS)
+        apply_rope_inplace_with_kvcache(q, k, v, *rows, x.cos_sin, x.positions, x.slots, is_neox=True)
+        return q
+
+    def quantised() -> Tensor:
+        table_qk_norm_rope_(qkv, x.positions, x.q_norm, x.k_norm, x.cos_sin, HEADS, KV_HEADS, HEAD_DIM, EPS)
+        fused_fp8_qkv_kv_cache(None, k, v, *rows, x.slots, scale, scale)
+        return q
+
+    return whole if case.cache == BF16 else quantised
 
 
 PEERS: dict[str, Peer] = {OURS: ours, "torch.compile": compiled, "flashinfer": flashinfer, "sglang": sglang}

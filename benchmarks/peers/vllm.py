@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.cannot import Cannot, allow
-from tests.support.cases import Case
+from tests.support.cases import INT4, Case
 
+OF_INT4 = "vllm.v1.attention.ops.int4_per_token_head"
 HOMES = ("vllm.v1.attention.ops.triton_unified_attention", "vllm.attention.ops.triton_unified_attention")
 SEGMENTS, MIN_PROGRAMS = 16, 128  # as in vLLM's Triton backend
 MOST_QUERIES = 8  # the longest query whose keys are split; there is room for a state of each of its tokens
 
 
 def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
-    function = _function()
+    """Return a call of unified_attention; over int4 of the kernel within it, without the rotation of heads."""
+    function = _function(case.dtype_of_cache == INT4)
     allow(case, "window", "softcap", "alibi", "sinks", "tree", "wide heads", "fp8", "scales by token")
     if case.layout != "NHD":
         raise Cannot("NHD only")
@@ -50,6 +52,10 @@ def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
         softmax_segm_output=torch.empty(*states, 1 << (case.head_dim - 1).bit_length(), device=device),
         softmax_segm_max=torch.empty(states, device=device),
         softmax_segm_expsum=torch.empty(states, device=device),
+        use_alibi_sqrt=False,
+        output_scale=None,
+        mm_prefix_range=None,
+        packing_factor=2,
     )
     known = inspect.signature(function).parameters  # older versions choose the split themselves
     arguments = {name: value for name, value in arguments.items() if name in known}
@@ -77,8 +83,11 @@ def _scales(case: Case, inputs: dict[str, Any], device: torch.device) -> dict[st
     return one | {"kv_quant_mode": modes.FP8_PER_TENSOR}
 
 
-def _function() -> Callable[..., None]:
-    """Import unified_attention from where this version has it."""
+def _function(of_int4: bool) -> Callable[..., None]:
+    """Import unified_attention from where this version has it, or the kernel over int4."""
+    if of_int4:
+        packed: Callable[..., None] = importlib.import_module(OF_INT4)._launch_packed_attn
+        return packed
     try:
         home = importlib.import_module(HOMES[0])
     except ModuleNotFoundError:
