@@ -32,6 +32,8 @@ def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
         q=q,
         k=inputs["k_cache"],
         v=inputs["v_cache"],
+        k_cache=inputs["k_cache"],
+        v_cache=inputs["v_cache"],
         out=out,
         cu_seqlens_q=torch.tensor((0, *case.query_lens)).cumsum(0).to(device, torch.int32),
         max_seqlen_q=max(case.query_lens),

@@ -100,10 +100,11 @@ def test_products_of_float32_and_of_fp8_have_their_own_rates() -> None:
     assert "TB/s, 1540 TFLOP/s" in told(**prefill, **fp8)["at best"]
     assert "products of fp8 by coarse weights (no log-sum-exps)" in told(**prefill, **fp8)["  tiles"]
     assert "coarse" not in told(**prefill, **fp8, lse=True)["  tiles"]
-    cache = dict(kv_dtype=torch.float8_e4m3fn)
+    chunk = dict(queries="256", keys="4096", kv_dtype=torch.float8_e4m3fn)
     in_two = "products of float16 but for keys, of fp8 by queries in two parts (no log-sum-exps)"
-    assert in_two in told(**prefill, **cache)["  tiles"]
-    assert "products of float16, boxes" in told(**prefill, **cache, lse=True)["  tiles"]
+    assert in_two in told(**chunk)["  tiles"]
+    assert "products of float16, boxes" in told(**chunk, lse=True)["  tiles"]
+    assert "products" not in told(**prefill, kv_dtype=torch.float8_e4m3fn)["  tiles"]  # over a copy in 16 bits
     assert "TB/s, 128 TFLOP/s" in told(**prefill, dtype=torch.float32, kv_dtype=torch.float32)["at best"]
 
 

@@ -9,6 +9,7 @@ import torch
 
 from paged_attn.calls import launched
 from paged_attn.explain import question
+from paged_attn.kernels.shared_steps import tiles_of_copies
 from paged_attn.launching.template import arguments_for
 from paged_attn.planning import planner
 from paged_attn.planning.planner import steps_of
@@ -31,7 +32,10 @@ CALLS: dict[str, dict[str, Any]] = {
     "invariant": dict(keys="8192", batch_invariant=True),
     "invariant mixed": dict(queries="1x70,2x1", keys="1x2500,2x9000", batch_invariant=True),
     "fp8": dict(batch=5, kv_dtype=torch.float8_e4m3fn),
-    "fp8 prefill": dict(queries="2048", keys="2048", kv_dtype=torch.float8_e4m3fn),
+    "fp8 chunk": dict(queries="256", keys="2048", kv_dtype=torch.float8_e4m3fn),
+    "fp8 prefill over a copy": dict(queries="2048", keys="2048", kv_dtype=torch.float8_e4m3fn),
+    "int4 decode": dict(batch=5, kv_dtype=torch.uint8, scales="per_token"),
+    "mixed over int4": dict(queries="1x700,63x1", keys="1x2500,63x900", kv_dtype=torch.uint8, scales="per_token"),
 }
 
 
@@ -46,6 +50,10 @@ def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str, t
     told = [(kernel, launch) for launch in planned.launches for kernel in question.grids(launch).items()]
     if planned.launches[0].shape.LEADS and planned.launches[0].merge:  # joined behind the launch that follows
         told.insert(2, told.pop(1))
+    if planned.copies is not None:
+        copy, *steps = steps
+        assert copy.kernel.fn.__name__ == "copy_pages_kernel"
+        assert copy.grid == (tiles_of_copies(planned.copies).programs,)
     assert [kernel for kernel, _ in told] == [(step.kernel.fn.__name__, step.grid) for step in steps]
     follows = [x.pipe is not None and x.pipe.FOLLOWS for _, x in told]
     assert follows == [step.room == 1 for step in steps], "scratch of its own where two run at the same time"

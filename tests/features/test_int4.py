@@ -336,17 +336,17 @@ def test_other_calls_refuse_int4(device: str) -> None:
 # ---- operators, plans, words ---------------------------------------------------------------------------------------
 
 
-def test_portable_kernels_serve_them_and_explain_says_why() -> None:
+def test_explain_says_which_kernels_serve_them() -> None:
     pytest.importorskip("triton")
     from paged_attn.planning import planner
 
-    for queries in ("1", "2048"):
-        asked = ask(kv_dtype=INT4, scales="per_token", queries=queries)
-        assert {launch.dialect for launch in planner.plan(asked.problem).launches} == {"portable"}
-        assert planner.plan(asked.problem).copies is None
-        said = str(list(explain.explain(asked)))
-        assert "an int4 cache" in said
-        assert "over int4 with scales by token" in said
+    for device, dialect in (("sm90", "hopper"), ("sm80", "portable")):
+        for queries in ("1", "2048"):
+            asked = ask(kv_dtype=INT4, scales="per_token", queries=queries, device=device)
+            made = planner.plan(asked.problem)
+            assert {launch.dialect for launch in made.launches} == {dialect}
+            assert (made.copies is not None) == (dialect == "hopper" and queries == "2048")
+            assert "over int4 with scales by token" in str(list(explain.explain(asked)))
     memory = dict(explain.memory(ask(kv_dtype=INT4, scales="per_token")))
     assert memory["keys and values"] == 4096 * 8 * 2 * 128 // 2
     assert memory["scales"] == 4 * 2 * 8 * 4096

@@ -32,7 +32,7 @@ MERGED = {
 # code for few rows it spills a few more ("mixed features", "mixed group 12"), and a decode is 0.9 KB larger.
 # Bytes that a consumer keeps in memory from one block to the next, for example because scores are kept to be weighed
 # again.
-HOPPER_MAY_SPILL = {"invariant 32": 216, "mixed features": 144}
+HOPPER_MAY_SPILL = {"invariant 32": 216, "mixed features": 144, "draft of 8 int4": 192}
 # Limits of machine code in KB, which a launch reads from memory at the first run and after every flush of the L2.
 SHARES_CODE, BLOCKS_CODE, MERGE_CODE = 45, 115, 11
 # Results in fp8 are quotients rounded to nearest, 3 KB more than an approximate division.
@@ -51,7 +51,8 @@ MORE_CODE = {
     "prompts window sinks": 53, "prompts head_dim 64 alibi": 43, "prompts new softcap": 66,
     "long head_dim 64": 46, "long head_dim 64, no window": 43,
     "draft of 8 e4m3": 67, "draft of 8 e4m3 head_dim 256": 74, "draft of 8 all fp8": 64, "draft of 8 x-packed": 73,
-    "draft of 8 e4m3 x-packed": 70,
+    "draft of 8 e4m3 x-packed": 70, "columns of int8 by token": 50, "draft of 8 int8 by token": 76,
+    "draft of 8 int4": 79,
     "prompts x-packed": 50, "prompts x-packed head_dim 64": 44, "chunk x-packed head_dim 256": 56,
     "long gate": 145, "speculate 32 mask": 98, "long chunks": 74, "long spans window": 73, "of 512 gate": 31,
     "long windows by head": 121, "lone windows by head": 54,

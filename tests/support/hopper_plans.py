@@ -51,6 +51,13 @@ def anywhere() -> contextlib._GeneratorContextManager[None]:
     return planned(MAX_PORTABLE_KEYS=-1, MAX_PORTABLE_KEYS_OF_LARGE_HEADS=-1)
 
 
+def copied(**changes: Any) -> contextlib._GeneratorContextManager[None]:
+    """Plan copies in 16 bits for all long queries over int8, int4 or fp8, however few scores they have."""
+    limits = ("_SCORES_WORTH_A_COPY", "_SCALED_SCORES_WORTH_A_COPY", "_FP8_SCORES_WORTH_A_COPY")
+    names = [*limits, "_SCORES_PER_SCALED_KEY", "_SCORES_PER_FP8_KEY", "_TOKENS_PER_LONG_SEQ"]
+    return planned(**{f"MIN{name}": 0 for name in names} | changes)
+
+
 def mixed() -> contextlib._GeneratorContextManager[None]:
     """Plan batches of uneven queries as if they had many keys and were memory-bound."""
     return planned(MAX_BYTES_OF_ONE_LIST=0, MIN_TOKENS_PER_LONG_SEQ=1 << 40)

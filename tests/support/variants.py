@@ -140,6 +140,9 @@ ATTENTION = {
 
 LONG_PREFILL = PREFILL | dict(query_lens=(8192,), seq_lens=(8192,))
 PROMPTS = PREFILL | dict(query_lens=(1024,) * 8, seq_lens=(1024,) * 8, bounds=True)
+SHORT_PROMPTS = PROMPTS | dict(
+    query_lens=(128,) * 16, seq_lens=(1024,) * 16
+)  # too short for copies of their keys in 16 bits
 # most of the work is over keys of long contexts, by the planner's bounds
 MIXED: dict[str, Any] = dict(query_lens=(512, *(1,) * 40), seq_lens=(16384, *(64,) * 40))
 FEW_LONG: dict[str, Any] = dict(query_lens=(40, *(1,) * 63), seq_lens=(8192, *(64,) * 63))  # few long queries
@@ -149,9 +152,9 @@ LARGE = OF_512 | dict(head_dim=256, page_size=64)
 LONE = DECODE | dict(query_lens=(1,), seq_lens=LONG, heads=8, kv_heads=1)
 # Variants that only the Hopper kernels distinguish; compiled only if asked for by name.
 HOPPER = {
-    "prefills e4m3 head_dim 64": PROMPTS | dict(cache_dtype=E4M3, head_dim=64),
-    "prefills e4m3 head_dim 64, no lse": PROMPTS | dict(cache_dtype=E4M3, head_dim=64, lse=False),
-    "prefills e4m3, no lse": PROMPTS | dict(cache_dtype=E4M3, lse=False),
+    "prefills e4m3 head_dim 64": SHORT_PROMPTS | dict(cache_dtype=E4M3, head_dim=64),
+    "prefills e4m3 head_dim 64, no lse": SHORT_PROMPTS | dict(cache_dtype=E4M3, head_dim=64, lse=False),
+    "prefills e4m3, no lse": SHORT_PROMPTS | dict(cache_dtype=E4M3, lse=False),
     "mixed e4m3, no lse": PREFILL | MIXED | dict(cache_dtype=E4M3, lse=False),
     "of 512 features": OF_512 | FEATURES,
     "of 512 head_dim 64": OF_512 | dict(head_dim=64),
@@ -165,6 +168,11 @@ HOPPER = {
     "x-packed e4m3 head_dim 64": DECODE | dict(layout="x", cache_dtype=E4M3, head_dim=64),
     "draft of 8 e4m3": DRAFT_OF_8 | dict(cache_dtype=E4M3),
     "draft of 8 e4m3 head_dim 256": DRAFT_OF_8 | dict(cache_dtype=E4M3, head_dim=256),
+    "draft of 8 int8 by token": DRAFT_OF_8 | dict(cache_dtype=INT8, scales="per_token"),
+    "draft of 8 int4": DRAFT_OF_8 | dict(cache_dtype=INT4, scales="per_token"),
+    "columns of int8 by token": LONE | dict(cache_dtype=INT8, scales="per_token"),
+    "columns of int4": LONE | dict(cache_dtype=INT4, scales="per_token"),
+    "columns of int4 head_dim 64": LONE | dict(cache_dtype=INT4, scales="per_token", head_dim=64),
     "draft of 8 all fp8": DRAFT_OF_8 | dict(dtype=E4M3, cache_dtype=E4M3),
     "draft of 8 x-packed": DRAFT_OF_8 | dict(layout="x"),
     "draft of 8 e4m3 x-packed": DRAFT_OF_8 | dict(cache_dtype=E4M3, layout="x"),
@@ -188,7 +196,7 @@ HOPPER = {
     | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, qq_bias=32),
     "prefill softcap": PREFILL | dict(softcap=30.0, lse=False),
     "prefill new": PREFILL | dict(new=True),
-    "chunk e4m3 head_dim 256": PREFILL | dict(cache_dtype=E4M3, head_dim=256),
+    "chunk e4m3 head_dim 256": SHORT_PROMPTS | dict(cache_dtype=E4M3, head_dim=256),
     "mixed softcap": PREFILL | MIXED | dict(softcap=30.0),
     "mixed new": PREFILL | MIXED | dict(new=True),
     "prompts": PROMPTS,
@@ -304,6 +312,7 @@ IN_INT4: dict[str, Any] = {
     "decode int4 new": DECODE | OF_INT4 | dict(new=True),
     "decode invariant int4": DECODE | OF_INT4 | INVARIANT | dict(query_lens=(1,), seq_lens=LONG),
     "decode all fp8 over int4": DECODE | OF_INT4 | dict(dtype=E4M3, out_dtype=E4M3),
+    "decode fp8 over int4 new": DECODE | OF_INT4 | dict(dtype=E4M3, out_dtype=torch.float16, new=True),
     "speculate int4": DECODE | OF_INT4 | dict(query_lens=(8,) * 64, decode_form=False, bounds=True),
     "speculate int4 head_dim 64": DECODE
     | OF_INT4

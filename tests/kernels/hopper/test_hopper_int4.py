@@ -17,7 +17,6 @@ from tests.support.hopper_cases.short import BESIDE, DECODES, LONG, MIXED, OF_8,
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper]
 on_hopper = pytest.mark.usefixtures("on_hopper")
-forced = hopper_plans.planned(takes_int4=lambda p: True, MIN_SCORES_WORTH_A_COPY=0, MIN_SCORES_PER_SCALED_KEY=0)
 
 OF_INT4: dict[str, Any] = dict(cache_dtype=INT4, scales="per_token")
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -59,7 +58,6 @@ QUICK = {"decodes", "decodes, head_dim 64", "decodes, float16", "drafts of 8, tr
 
 
 @on_hopper
-@forced
 @pytest.mark.parametrize("name", quick_of(COLUMNS, QUICK))
 def test_columns_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **OF_INT4 | COLUMNS[name])
@@ -69,7 +67,7 @@ def test_columns_give_the_results_of_the_reference(name: str) -> None:
 
 
 @on_hopper
-@forced
+@hopper_plans.copied()
 @pytest.mark.parametrize("name", quick_of(OVER_COPIES, QUICK))
 def test_long_queries_read_copies_of_16_bits(name: str) -> None:
     case = sized(name, **OF_INT4 | OVER_COPIES[name])
@@ -81,7 +79,6 @@ def test_long_queries_read_copies_of_16_bits(name: str) -> None:
 
 
 @on_hopper
-@forced
 @pytest.mark.quick
 @pytest.mark.parametrize("large", [1.0, 2.0**20, 2.0**-40])
 def test_scales_may_differ_by_orders_of_magnitude(large: float) -> None:
@@ -98,7 +95,6 @@ def test_scales_may_differ_by_orders_of_magnitude(large: float) -> None:
 
 
 @on_hopper
-@forced
 @pytest.mark.quick
 @pytest.mark.parametrize("large", [2.0**-20, 2.0**12])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -111,7 +107,6 @@ def test_queries_of_any_size_keep_their_digits(dtype: torch.dtype, large: float)
 
 
 @on_hopper
-@forced
 def test_values_all_of_one_sign_keep_their_digits() -> None:
     """Zero points of 15 and of 0: sums of stored numbers, and of zero points, are then far larger than results."""
     case = sized("signs", **DECODES, **OF_INT4)

@@ -54,6 +54,8 @@ HOPPER = (
     "long gate", "long token scales", "long chunks", "long spans window", "speculate 32 mask", "lone mask",
     "long windows by head", "lone windows by head",
     "of 512 gate",
+    "columns of int8 by token", "columns of int4", "columns of int4 head_dim 64", "draft of 8 int8 by token",
+    "draft of 8 int4",
 )  # fmt: skip
 
 INVARIANT = ("invariant 32", "invariant 4096", "invariant 1")  # which are compiled once for two tests' claims

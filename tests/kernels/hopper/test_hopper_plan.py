@@ -113,7 +113,8 @@ CAPPED = even(4, 4096, 4096)._replace(softcap=30.0)
         (CAPPED._replace(softcap=15.0), 0, 64, 1),
         (CAPPED._replace(softcap=22.0), 3, 128, 2),
         (CAPPED._replace(softcap=22.0, lse=True), 0, 64, 1),
-        (CAPPED._replace(cache=torch.float8_e4m3fn, compute=torch.float16), 0, 64, 1),
+        (even(4, 256, 4096)._replace(softcap=30.0, cache=torch.float8_e4m3fn, compute=torch.float16), 0, 64, 1),
+        (CAPPED._replace(cache=torch.float8_e4m3fn, compute=torch.float16), 3, 128, 1),  # over a copy in 16 bits
         (MIXED._replace(softcap=30.0), 0, 64, 1),
         (CAPPED._replace(tokens=9000), 3, 128, 2),  # of uneven queries, but long
         (CAPPED._replace(batch_invariant=True), 0, 64, 1),

@@ -51,6 +51,9 @@ OVER_COPIES: dict[str, dict[str, Any]] = {
     "long, e5m2, float16": LONG | dict(cache_dtype=E5M2, dtype=torch.float16, scales="per_token, float16"),
     "long, int8, head_dim 96, HND": LONG | dict(cache_dtype=INT8, head_dim=96, layout="HND"),
     "long, int8, window": LONG | dict(cache_dtype=INT8, window_size=(150, -1)),
+    "long, e4m3, one scale": LONG | dict(cache_dtype=E4M3, scales="float"),
+    "long, e5m2, scales by head, float16": LONG | dict(cache_dtype=E5M2, dtype=torch.float16, scales="per_head"),
+    "mixed, e4m3, scales by sequence": MIXED | dict(cache_dtype=E4M3, scales="per_seq", lse=False),
     "mixed, int8": MIXED | dict(cache_dtype=INT8, padding=5),
     "mixed, e4m3, features": MIXED | FEATURES | dict(cache_dtype=E4M3),
     "mixed, int8, prefills only": MIXED | dict(cache_dtype=INT8, only="prefill"),
@@ -99,11 +102,11 @@ def test_long_queries_read_copies_of_16_bits(name: str, large: bool) -> None:
     """large: copies of all sequences would be too large, so only those of many tokens have copies."""
     case = sized(name, **BY_TOKEN | OVER_COPIES[name])
     problem = problem_of(build(case, DEVICE))
-    changes = dict(MIN_SCORES_WORTH_A_COPY=0, MIN_SCORES_PER_SCALED_KEY=0)
+    changes: dict[str, Any] = {}
     if large:
         found = copies_of(problem)._replace(dtype=case.dtype)
-        changes |= dict(MIN_TOKENS_OF_A_COPY=64, MAX_BYTES_OF_COPIES=found.bytes // found.most * (case.tokens // 64))
-    with hopper_plans.planned(**changes):
+        changes = dict(MIN_TOKENS_OF_A_COPY=64, MAX_BYTES_OF_COPIES=found.bytes // found.most * (case.tokens // 64))
+    with hopper_plans.copied(**changes):
         made = planner.plan(problem)
         assert [x.copied for x in made.launches] == [False] * (len(made.launches) - 1) + [case.only != "decode"]
         assert (made.copies is None) == (case.only == "decode")

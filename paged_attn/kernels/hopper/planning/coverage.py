@@ -8,8 +8,6 @@ import torch
 
 from ....launching.locks import FIRST
 from ....launching.scratch import Need
-from ....records.copies import Copies
-from ....records.formats import INT4
 from ....records.plan import Launch
 from ....records.problem import Problem
 from ...common.score_mod import ScoreMod
@@ -19,8 +17,7 @@ from .operands import packed_has_a_kernel, scaled_rows_are_columns
 from .regimes import launches as launches_of
 from .regimes import regime_of
 from .shapes import in_boxes
-from .whole_pages import copies as copies_of_any
-from .whole_pages import copies_in_16_bits
+from .whole_pages import copies, copies_in_16_bits
 from .wide_heads import shares_take
 
 __all__ = ["copies", "launches", "need_of", "regime", "uncovered"]
@@ -34,7 +31,6 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         lambda p: p.compute in (torch.float16, torch.bfloat16) and p.query.itemsize <= 2 and p.cache.itemsize <= 2,
         "float32",
     ),
-    (lambda p: p.cache != INT4 or takes_int4(p), "an int4 cache"),
     (
         lambda p: not p.slot_scales or scaled_rows_are_columns(p) or copies_in_16_bits(p) is not None,
         "scales by token of latents, x-packed caches or beside new keys, of fp8 queries, or of copies beyond 1 GiB",
@@ -73,19 +69,6 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         "batch_invariant over an fp8 cache, or of head_dim above 128",
     ),
 )
-
-
-def takes_int4(p: Problem) -> bool:
-    """Whether calls over int4 caches get the Hopper kernels that read them, or copies of them.
-
-    False until a GPU has run these kernels: tests of simulated kernels alone ask for them.
-    """
-    return False
-
-
-def copies(p: Problem) -> Copies | None:
-    """Return the whole pages into which a call's keys are copied first; None: there are none."""
-    return copies_of_any(p) if p.cache != INT4 or takes_int4(p) else None
 
 
 def uncovered(p: Problem) -> list[str]:

@@ -4,8 +4,6 @@ A call gets the launches of the first row whose condition holds.  Numbers in the
 folder.  `docs/regimes.md` shows the regimes and the thresholds, and `explain` names a call's row.
 """
 
-import torch
-
 from ....records.plan import UNBOUNDED, Launch, Regime, row_of
 from ....records.problem import Problem
 from . import conditions, invariant, launch_order
@@ -94,12 +92,12 @@ REGIMES = (
         lambda p: (shares_launch(p, 1, 1),),
     ),
     Regime(
-        "long queries over int8 or scales by token",
-        "queries of more rows than drafts have, with scores enough for a copy of up to 1 GiB",
+        "long queries over a copy in 16 bits",
+        "int8, int4 or fp8; queries of more rows than drafts have, with scores enough for a copy of up to 1 GiB",
         "a copy of their keys as numbers of 16 bits; decodes by the shares kernel, then blocks over the copy",
         "a copy takes 1 to 2% of a prefill's time, and products of 16 bits need no converter",
         "formats: prefill b4 x 4096, int8, one scale 1076 -> 723 us; by token 3049 by the portable kernels, 745 here",
-        lambda p: (p.slot_scales or p.cache == torch.int8) and copies_in_16_bits(p) is not None,
+        lambda p: copies_in_16_bits(p) is not None,
         launches_over_copies,
     ),
     Regime(
