@@ -44,7 +44,10 @@ def pack(sent: Any, out: Any, lse: Any, sizes: Sizes) -> Step:
 
 
 def unpack(into: Any, merged: Any, came: Any, sinks: Any, sizes: Sizes, rank: int) -> Step:
-    """Step that joins the ranks' blocks `came` into `into` [tokens, given, dims] and, if given, LSEs into `merged`."""
+    """Step that joins the ranks' blocks `came`.
+
+    Results go to `into` [tokens, given, dims], and log-sum-exps to `merged` [tokens, given] unless it is None.
+    """
     exchange = _compiled(sizes)
     shape = heads_of(sizes.given, sizes.dims)
     args = (layout.rows(into), merged, came, fours_of(sizes), sinks, sizes.tokens, rank, exchange, shape)
@@ -55,8 +58,8 @@ def unpack(into: Any, merged: Any, came: Any, sinks: Any, sizes: Sizes, rank: in
 def to_peers(tensors: Sequence[Any], way: Way, sizes: Sizes, **more: Any) -> Step:
     """Step that exchanges and joins in one launch, between Peers.
 
-    tensors: joined results, joined log-sum-exps or None, this rank's results, its log-sum-exps, sinks or None, and the
-        programs' turns with FAILED (Peers._turns).
+    tensors: joined results, joined log-sum-exps or None, this rank's results, its log-sum-exps, sinks or None, and
+        Peers._turns: the turn of each program, then FAILED.
     """
     into, merged, out, lse, sinks, turns = tensors
     exchange = _compiled(sizes, ROOM=way.room, FLAGS=MAX_PROGRAMS, THREADS=MAX_RANKS, **more)
@@ -87,7 +90,10 @@ def packed(out: Tensor, lse: Tensor, sizes: Sizes) -> Tensor:
 
 
 def unpacked(into: Tensor, merged: Tensor | None, came: Tensor, sinks: Tensor | None, sizes: Sizes, rank: int) -> None:
-    """Join the ranks' blocks `came` into `into` [tokens, given, dims] and, if given, LSEs into `merged`."""
+    """Join the ranks' blocks `came`.
+
+    Results go to `into` [tokens, given, dims], and log-sum-exps to `merged` [tokens, given] unless it is None.
+    """
     tensors = [into, merged, came, sinks]
     _launch(tensors, lambda into, merged, came, sinks: unpack(into, merged, came, sinks, sizes, rank))
 

@@ -32,7 +32,7 @@ from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.formats import is_scaled
 
 VARIABLE = "PAGED_ATTN_PREPARE"
-SECONDS = 600.0  # a first call waits at most this long for kernels; many processors need a hundredth
+SECONDS = 600.0  # a first call waits at most this long for kernels; many processors need 1% of this time
 LATER = "paged_attn: kernels will be compiled when a call first needs them: {}: {}"
 # Host -> fields of Model that all its layers are assumed to have in `prepare_for`.
 OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}
@@ -141,7 +141,7 @@ def _on_the_cpu() -> AbstractContextManager[object]:
 
 
 def _few(work: ModelBatches, facts: Device) -> ModelBatches:
-    """Keep only batches that together need all kernels.  For more than CHUNK batches, the pool's processes do this."""
+    """Drop batches that need only kernels of earlier batches.  Beyond CHUNK batches, the pool does this."""
     return work if len(work.batches) > CHUNK else work._replace(batches=distinct(work.model, work.batches, facts))
 
 

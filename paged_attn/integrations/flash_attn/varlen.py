@@ -16,10 +16,11 @@ from .common_call import FP8, attend, bound, dense, even_starts, int32, latent, 
 from .orders import bind
 
 PAGE = 64  # page size of ragged keys that are copied
-# Rows (query tokens x query heads of a KV head) from which on a copy of keys and values pays.  Over pages of one
-# token, prefills take twice as long.  At 800 TFLOP/s and 4 TB/s, this costs more than a copy from some 350 rows on.
+# A call of at least this number of rows (query tokens x query heads of a KV head) copies its keys and values.  Without
+# the copy, pages have one token, and a prefill takes twice as long.  At 800 TFLOP/s and 4 TB/s, a copy takes less than
+# the added time from some 400 rows on.
 ROWS = 512
-# Arguments that may have an axis of sequences -> number of axes of the argument if it has that axis.
+# Arguments with an optional axis of sequences -> number of axes of a tensor that has this axis.
 OF_SEQS = {"alibi_slopes": 2, "q_descale": 2, "k_descale": 2, "v_descale": 2, "dynamic_causal": 1}
 
 
@@ -132,7 +133,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether both tensors are views of the same elements; contents are not read.
 
-    While torch.compile traces, only one object counts as the same.
+    While torch.compile traces, this is True only if a and b are one object.
     """
     if a is b:
         return True
@@ -169,7 +170,11 @@ def ragged(k: Tensor, v: Tensor, starts: Tensor, longest: int, rows: int, latent
 
 
 def with_room(x: Tensor, room: int) -> Tensor:
-    """A copy [tokens + room, ...] that ends with zeros: infinities in unset rows, times weights of 0, warn on a CPU."""
+    """Return a copy [tokens + room, ...] whose last `room` rows are zeros.
+
+    Kernels multiply queries by keys of dead slots, too, and mask the scores later.  On a CPU, infinities in dead slots
+    would cause warnings.
+    """
     copy = torch.empty((x.shape[0] + room, *x.shape[1:]), dtype=x.dtype, device=x.device)
     copy[: x.shape[0]].copy_(x)
     copy[x.shape[0] :].zero_()

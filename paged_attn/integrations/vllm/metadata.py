@@ -39,8 +39,8 @@ class Metadata(AttentionMetadata):
     slot_mapping: Tensor
     causal: bool | Tensor  # one flag for all sequences, or bool [seqs]
     spans: Tensor | None = None  # [seqs, R, 2]: images whose tokens see each other
-    # R-SWA (flash_attn/unified.py): keys of the prompt stay visible behind the window of generated tokens.  In models
-    # with R-SWA, these fields replace the layer's window.
+    # R-SWA (flash_attn/unified.py): a generated token sees all keys of its prompt, and the keys in its window.  In
+    # models with R-SWA, these fields replace the layer's window.
     window: int | None = None
     prefix_lens: Tensor | None = None  # [seqs]
     query_positions: Tensor | None = None  # [tokens]
@@ -92,7 +92,10 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         return self.prompts.applied(made, c.rswa_prefix_lens)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Metadata:
-        """Metadata for a capture: bounds that hold at each replay; lengths of 1, because a capture runs the model."""
+        """Make metadata for a capture.
+
+        Bounds hold at each replay.  Lengths are 1, because a capture runs the model, and short sequences suffice.
+        """
         made = self.build(0, common_attn_metadata)
         made.max_seq_len = max(made.max_seq_len, self.vllm_config.model_config.max_model_len)
         mode = self.vllm_config.compilation_config.cudagraph_mode
@@ -134,7 +137,10 @@ class Prompts:
         self.lens = torch.full((seqs,), ALL, dtype=torch.int32, device=device)
 
     def tell(self, lens: Tensor | None, seqs: int) -> Tensor:
-        """Copy prompt lengths, with 0 for padding that vLLM leaves out; return [seqs] int32.  lens None: all ALL."""
+        """Copy prompt lengths, with 0 for padding that vLLM leaves out; return [seqs] int32.
+
+        If `lens` is None, every length is ALL.
+        """
         mine = self.lens[:seqs]
         if lens is None:
             return mine.fill_(ALL)
@@ -147,7 +153,7 @@ class Prompts:
         """Return metadata with prefixes.  Unless max_query_len is 1, sequences are cut in two where prompts end."""
         m = metadata
         prompts = self.tell(lens, len(m.seq_lens))
-        if m.max_query_len == 1:  # a single query is last, so its prefix has no later keys
+        if m.max_query_len == 1:  # the query is its sequence's last token, so the prefix has no later keys
             return dataclasses.replace(m, window=self.window, prefix_lens=prompts)
         table, lens, starts, prefixes, positions = split(
             prompts, m.block_table, m.seq_lens, m.query_start_loc, m.num_actual_tokens
