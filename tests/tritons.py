@@ -2,12 +2,13 @@
 
 `make tritons` fetches each version into a folder of its own and tries a few variants of each dialect: it applies the
 environment's checks of machine code for sm_90, simulates Hopper kernels and interprets portable ones.  `make newest`
-does the same with the newest version on the index, and only reports.
+does the same with the newest version on the index, unless it is known, and only reports.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import shutil
@@ -96,11 +97,14 @@ def main() -> None:
         except index.Failed as why:
             print(f"Triton {version or 'newest'} cannot be fetched: {why}")
             failed += 1
+    if asked.newest and folders and (newest := version_in(folders[""])) in known():
+        print(f"The newest Triton is {newest}, which other runs try")
+        return
     jobs = [(version, dialect) for dialect in reversed(VARIANTS) for version in folders]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(lambda job: rows(job[1], *ended(child(job[1], folders[job[0]]))), jobs))
+        outcomes = list(pool.map(lambda job: rows(job[1], *ended(child(job[1], folders[job[0]]))), jobs))
     for version in folders:
-        of_version = [row for job, found_rows in zip(jobs, found) if job[0] == version for row in found_rows]
+        of_version = [row for job, found_rows in zip(jobs, outcomes) if job[0] == version for row in found_rows]
         good = sum(not row.why for row in of_version)
         failed += len(of_version) - good
         print(f"Triton {version or 'newest'} does {good} of {len(of_version)} variants")
@@ -115,6 +119,17 @@ def fetch(version: str, needs: Sequence[str], folder: Path) -> None:
     if not version:
         shutil.rmtree(folder, ignore_errors=True)
     index.install(folder, f"triton=={version}" if version else "triton", *needs)
+
+
+def version_in(folder: Path) -> str:
+    """The version of the Triton that is installed in a folder."""
+    (made,) = folder.glob("triton-*.dist-info")
+    return made.name.removeprefix("triton-").removesuffix(".dist-info")
+
+
+def known() -> set[str]:
+    """Versions that `make tritons` or the main suite tries."""
+    return {*VERSIONS, importlib.metadata.version("triton")}
 
 
 def tried(dialect: str) -> Iterator[dict[str, str]]:
