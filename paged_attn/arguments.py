@@ -244,7 +244,8 @@ REFUSED = (
         "batch_invariant must be False with shard: how keys are cut would depend on the ranks",
     ),
 )
-# Options that Model has as a field of the same name and type; Model describes the other options in its own way.
+# Options whose values Model holds unchanged, in fields of the same names.  Model's kv_layout may also be "x", so
+# kv_layout is not in this list.
 OF_MODELS = [x for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,) and x.check[:1] not in ((), ("choice",))]
 BY_ROWS = [x for x in ARGUMENTS if x.axes]  # tensors that are checked by their rows
 # Fields of Modifiers that decide the first key that a query sees.
@@ -305,8 +306,8 @@ def table_parts(given: Any) -> tuple[Any, Any]:
 def scales_tokens(q_scale: Any, q: Any) -> bool:
     """Whether q_scale has a number for each token.
 
-    For fp8 queries, q_scale may also be a descale.  It is by token only if it is [tokens, 1] or [tokens, kv_heads],
-    with more than one token and a stride of tokens other than 0.  Such rows belong to tokens even if there are as many
+    For fp8 queries, q_scale may also be a descale.  It is by token only if it is [tokens, 1] or [tokens, kv_heads] with
+    tokens > 1, and the stride of its first axis is not 0.  Its rows then belong to tokens even if there are as many
     sequences as tokens.
     """
     if q_scale is None or isinstance(q_scale, (int, float)) or q_scale.ndim == 0:

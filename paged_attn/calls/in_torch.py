@@ -22,7 +22,10 @@ class Place(NamedTuple):
 
 
 class Run:
-    """A checked call, made with the tensors of any call of equal signature; the counterpart of Launches."""
+    """A checked call: a function, and arguments in which Places stand for tensors.  The counterpart of Launches.
+
+    `first` makes the call with the tensors of any call of equal signature.
+    """
 
     __slots__ = ("again", "arguments", "function", "in_torch", "kept", "latent", "value_dim")
 

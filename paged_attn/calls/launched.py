@@ -47,7 +47,7 @@ def _new(k_new: Any, v_new: Any) -> KeyValues:
 
 
 def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
-    """Fields of Modifiers for spans.  right: right side of the window, in places; None: no bound in places."""
+    """Fields of Modifiers for spans.  right: the window's number of keys after a query's own place; None: all."""
     if spans is None:
         return {}
     fields = dict(spans=spans, spans_count=spans.shape[1], spans_stride=spans.stride(0), spans_step=spans.stride(1))
@@ -79,7 +79,7 @@ def _call(held: list[Any], options: Options, head_dim: int) -> Call:
     """The records of a call.  held: Tensors.slots of the call, then lse, with a Hole in place of each tensor."""
     *given, lse = held
     x = Tensors.of_slots(given)
-    # to kernels, `left` = None means that all keys before a query are visible, so `left` includes the chunk's bound
+    # Kernels take left = None for no bound.  With a chunk, `left` is the smaller of the window's and the chunk's bound.
     left, right = [min(x, FAR) if x >= 0 else None for x in (key_bounds_of(options).reach, options.window_size[1])]
     if x.head_windows is not None:  # kernels read the bounds from head_windows; these numbers limit no head
         left, right = FAR if left is None else left, FAR
@@ -244,7 +244,7 @@ def _norm(weight: Any, options: Rotation) -> Norm | None:
 def _rotary(x: Projections) -> Rotary | None:
     if x.cos_sin is None:
         return None
-    if x.positions is None:  # row t belongs to token t; kernels would be compiled anew for some numbers of rows
+    if x.positions is None:  # row t belongs to token t; without `length` no kernel is compiled for a number of rows
         return Rotary(x.cos_sin, x.cos_sin.stride(0))
     stride = x.positions.stride(0) if x.positions.ndim == 2 else None
     return Rotary(x.cos_sin, x.cos_sin.stride(0), x.cos_sin.shape[0], x.positions, stride)

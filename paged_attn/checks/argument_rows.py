@@ -1,8 +1,8 @@
 """Checks of the arguments of paged_attention, write_kv and merge_states.
 
 The rows of the argument table check options and most tensors.  Every call that is not kept is checked by what the host
-knows (axes.py, options.py).  A checked call also reads numbers back from the device (contents.py).  No check launches
-a kernel of this package, or writes to an argument.
+knows (axes.py, options.py).  Checks of contents, if enabled (calls/checked.py), also read numbers back from the device
+(contents.py).  No check launches a kernel of this package, or writes to an argument.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     tokens, seqs, heads, kv_heads = sizes["tokens"], sizes["seqs"], sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads % kv_heads:
         raise door.wrong_heads(heads)
-    if k_new is None and page_starts is None:  # k_new would not fit swapped sizes; a ragged table has no width
+    # With k_new, a swapped layout is an error of shapes.  A ragged table does not say how many pages a row holds.
+    if k_new is None and page_starts is None:
         _doubt(door, options.max_seqlen_k)
     if cu_seqlens_q is not None:
         sizes["seqs + 1"] = seqs + 1

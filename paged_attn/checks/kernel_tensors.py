@@ -14,7 +14,8 @@ QUERY = (*FLOAT, *FP8)
 FLOAT32 = (torch.float32,)
 SLOT_SCALE = (torch.float32, torch.float16)
 INT4 = torch.uint8  # dtype of int4 caches: a byte has two dims
-# Dtypes of caches that have scales: the keys of records/formats.LARGEST, a file that is imported later.
+# Dtypes of caches that have scales.  They equal the keys of LARGEST in records/formats.py, which no file of checks/
+# imports.
 SCALED = (*FP8, torch.int8, INT4)
 INTEGER = (torch.int32, torch.int64)
 BOOL = (torch.bool,)

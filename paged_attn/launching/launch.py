@@ -34,7 +34,8 @@ class Step(NamedTuple):
     options: dict[str, Any]
     need: scratch.Need | None = None  # sizes of STATES and COUNTERS; None: those of an earlier step with this `room`
     room: int = 0  # number of the stream's room; steps that run at the same time have different rooms
-    own: tuple[torch.Tensor, ...] = ()  # in the call's first step only: meta tensors of memory that all steps share
+    # meta tensors, in the call's first step only: each call allocates memory for them, which all of its steps share
+    own: tuple[torch.Tensor, ...] = ()
 
 
 def own(likes: Sequence[torch.Tensor]) -> list[Any]:
@@ -45,7 +46,8 @@ def own(likes: Sequence[torch.Tensor]) -> list[Any]:
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
     """Launch a kernel that may not be compiled yet; return the compiled kernel, or None in the interpreter.
 
-    One thread compiles or interprets at a time.  No thread waits for the launch of another thread.
+    One thread compiles or interprets at a time.  A launch on a GPU does not hold FIRST, so no thread waits
+    for it.
     """
     if isinstance(kernel, InterpretedFunction):
         with interpreting():
@@ -69,7 +71,7 @@ def load(compiled: Any) -> None:
 def resize(compiled: Any, args: Sequence[Any]) -> None:
     """Give a kernel's TMA boxes their `sizes`; Triton's types allow powers of two only.
 
-    The launcher reads box sizes from the kernel's metadata.  The kernel's code only knows where boxes go.
+    The launcher reads box sizes from the kernel's metadata.  The copy instructions in the kernel have no box sizes.
     """
     boxes = [arg for arg in args if isinstance(arg, Descriptors)]
     metas = getattr(compiled.metadata, "tensordesc_meta", None)
@@ -81,7 +83,7 @@ def resize(compiled: Any, args: Sequence[Any]) -> None:
 
 
 class Kept(NamedTuple):
-    """A step whose kernel is compiled.  Both functions take all addresses; the last one is STREAM."""
+    """A step whose kernel is compiled.  Both functions take a list of all addresses, with STREAM at its end."""
 
     need: scratch.Need | None
     room: int

@@ -24,7 +24,7 @@ FAR_CAP = 64.0
 
 
 class Stripes(NamedTuple):
-    """How keys lie over ranks; equal on all ranks."""
+    """Pattern by which keys are distributed over ranks, the same on every rank."""
 
     WORLD: int  # ranks
     STRIPE: int  # consecutive positions that lie with one rank
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
     packed: bool  # x-packed
     pairable: bool  # all keys are fp8, int8 or int4, and can be read two bytes at a time
     boxable: bool  # TMA can read the caches
-    rows_per_page: int  # stride of pages in strides of slots (x-packed: 1); 0: TMA boxes cannot span several slots
+    rows_per_page: int  # stride of pages / stride of slots (x-packed: 1); 0: TMA boxes cannot span several slots
     adjacent: bool  # a slot's KV heads lie side by side, in both caches
     query_box: bool  # TMA can read the queries
     new: bool  # k_new is given: keys outside the cache
@@ -107,8 +107,8 @@ class Problem(NamedTuple):
     def keys_seen(self, beside: int) -> int:
         """Estimate the most keys that a block sees: all keys, or with a window its left side and `beside` more keys.
 
-        beside: query tokens of the block.  A caller may add a tile, because a window may begin inside a tile.  Keys
-        behind the block's queries do not count.
+        beside: query tokens of the block.  A caller may add a tile, because a window may begin inside a tile.  With
+        a window, keys after the block's queries do not count.
         """
         if self.window_left < 0 or self.prefix or self.spans:
             return self.max_seqlen_k
@@ -122,8 +122,8 @@ class Problem(NamedTuple):
     def of_batch(self, ragged: bool, seqs: int, tokens: int, max_seqlen_q: int, max_seqlen_k: int) -> Problem:
         """Return the problem of the same call with another batch.
 
-        This problem must have two tokens or more.  The problem of one fp8 token does not tell whether larger batches
-        have a q_scale by token.
+        `self` must have two tokens or more.  A problem of one fp8 token does not tell whether larger batches have a
+        q_scale by token.
         """
         return self._replace(
             ragged=ragged,
