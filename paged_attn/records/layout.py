@@ -266,9 +266,9 @@ def scales(
 ) -> Scales:
     """Scales as kernels take them.  An absent scale is 1.
 
-    A tensor of two axes has a row for each sequence, or one row for all; by_seq = False: always one row for all.
-    by_token: `query` has a row for each token instead.  A scale by slot is part of its cache's record (`cache`), and 1
-    here.
+    A tensor of two axes has a row for each sequence, or one row for all.  If by_seq is False, it has one row for all.
+    If by_token is True, `query` has a row for each token.  A scale by slot is part of its cache's record (`cache`), and
+    1 here.
     """
     of_tokens: tuple[Any, Any, Any] = (None, None, None)
     if by_token:
@@ -287,7 +287,7 @@ def scales(
 def _stride_of_seqs(scale: Any) -> int | None:
     """Stride from a sequence's scale to the next sequence's; None if all sequences have one scale.
 
-    0 for one row: if it is that of the only sequence, kernels must not read it unless the sequence has keys.
+    The stride of a single row is 0, so that kernels read the row only for sequences that have keys.
     """
     if scale.ndim < 2 or (scale.shape[0] > 1 and scale.stride(0) == 0):
         return None

@@ -1,4 +1,4 @@
-"""Calls whose keys are copied into whole pages first: small pages, and long queries over int8 or scales by token."""
+"""Calls whose keys are copied into whole pages first: small pages, and long queries over caches of 8 bits or less."""
 
 from typing import Annotated
 
@@ -133,8 +133,8 @@ def copies_in_16_bits(p: Problem) -> Copies | None:
 def _is_worth_16_bits(p: Problem) -> bool:
     """Whether a copy takes less time than it saves the launches that would read the cache as it is.
 
-    Of fp8 with one scale, beside sequences of other lengths, this holds if products outlast reading: otherwise decodes
-    decide, and a converter hides behind them.
+    Uneven sequences over fp8 with one scale get a copy only if products outlast reading.  Otherwise reading takes most
+    of the time, and hides the converter.
     """
     scores, per_key = p.tokens * p.heads * p.keys_seen(1), p.max_seqlen_q * (p.heads // p.kv_heads)
     if p.slot_scales or p.cache == torch.int8:
