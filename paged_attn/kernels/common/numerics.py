@@ -104,7 +104,8 @@ def _upper_byte(bits, FP8: tl.constexpr):
     else:
         # sign and 7 bits in float16's fields are 2^8 too small, by the difference of the exponent biases
         half = ((bits & 0x8000) | ((bits & 0x7F00) >> 1)).to(tl.float16, bitcast=True) * 256.0
-        # NaN's code would become 480.  Only this code carries into the only 0 bit of the exponent, which makes it NaN.
+        # NaN's code would become 480.  Adding 1 to the 7 bits overflows for NaN's code alone.  The carry, moved to the
+        # only 0 bit in the exponent of 480, makes the result NaN.
         carry = (((bits & 0x7F00) + 0x0100) >> 2) & 0x2000
         return (half.to(tl.uint16, bitcast=True) | carry).to(tl.float16, bitcast=True)
 
@@ -152,7 +153,8 @@ def decode_pairs(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.const
 def decode_words(x, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
     """Convert int16 words of four int4 numbers n to four tensors of 64 + n, from the lowest bits up, exactly.
 
-    Tensors of float32 have n - 8 instead: 64 would cost sums of products six bits, which 16-bit operands lack anyway.
+    Tensors of float32 have n - 8 instead.  The offset 64 would cost sums of products six bits.  With 16-bit operands
+    these bits are lost anyway.
     """
     if NATIVE_FP8:
         a, b, c, d = tl.inline_asm_elementwise(

@@ -19,8 +19,8 @@ from .numerics import load_int
 from .records import Share, Walk
 from .shards import own_before
 
-# Tiles by which shares that begin with blocks may exceed even shares.  The first number is for shares of one block.
-# The second is for shares of several blocks, and for blocks of several shares.
+# With Shape.WHOLE, a share may have this many tiles more than an even share.  The first number is for shares of one
+# block.  The second is for shares of several blocks, and for blocks of several shares.
 EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
 # If a sequence has several blocks, and no share has more than one block, shares may exceed even shares by this many
 # eighths of an even share, where that is more than the tiles above.
@@ -211,8 +211,10 @@ def whole_share(batch, blocks, tiles, index, num_shares):
 def whole_size(blocks, tiles, total, num_shares, least):
     """(size of shares that begin with blocks, units of each block), in tiles; size 0: such shares would be too large.
 
-    A share has several whole blocks, or an equal part of one block.  Joining pieces, and beginning a second block, take
-    as long as some tiles, and even shares have more of both.  least: fewest tiles of a share.
+    A share has several whole blocks, or an equal part of one block.  Joining pieces takes as long as
+    a few tiles, and so does beginning a second block in a share.  Even shares do both more often.
+
+    least: fewest tiles of a share.
     """
     count = tl.sum(blocks, 0)
     longest = tl.max(tl.where(blocks > 0, tiles, 0), 0)

@@ -90,7 +90,10 @@ class Call(NamedTuple):
 
 @contextlib.contextmanager
 def quiet(device: torch.device) -> Iterator[None]:
-    """A scope without gradients and autocast, in inference mode, which can also write caches that were made in it."""
+    """A scope in inference mode and without autocast.
+
+    The scope can also write caches that were made in inference mode.
+    """
     with torch.inference_mode(), torch.autocast(device.type, enabled=False):
         yield
 

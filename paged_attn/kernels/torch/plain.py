@@ -20,7 +20,9 @@ FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cp
 # For single queries, keys are gathered in pieces that stay in the processor's cache.  A piece has PIECE_BYTES bytes
 # of each sequence's keys, but at least FEWEST_KEYS keys, because each operation has a fixed cost.
 PIECE_BYTES, FEWEST_KEYS = 1 << 21, 512
-MANY_QUERIES = 32  # from this number of queries on, a piece has MOST_KEYS keys: joining costs more than memory
+# From this number of queries on, a piece has MOST_KEYS keys instead of a quarter as many.  With many queries, joining
+# more pieces takes more time than reading larger pieces from memory.
+MANY_QUERIES = 32
 MOST_KEYS = 16384  # maximum keys of a piece
 # Largest magnitude of log-sum-exps by which pieces are joined.  The last bit of larger ones changes results too much.
 FAR = {torch.float32: 32.0, torch.bfloat16: 2048.0}
@@ -79,8 +81,8 @@ def _numbers(call: Call) -> Scaled | None:
 def takes(sight: Sight, seq: Seq) -> bool:
     """Whether flash attention serves a sequence.
 
-    True for one query, and for several queries with as many keys or more, but no window, no chunk, and no shard that
-    divides causal keys.
+    True for one query.  A sequence of several queries needs at least as many keys as queries, no window and no chunk.
+    If such a sequence is causal, the call must have no shard.
     """
     if seq.query_len == 1:
         return True

@@ -18,10 +18,11 @@ from ..shim import gl, gluon
 
 @triton.constexpr_function
 def _cores(rows, columns, dims, dtype):
-    """PTX: q @ k^T of 64 of `rows` query rows in each warpgroup, and `columns` keys, from two shared-memory addresses.
+    """PTX: q @ k^T; each warpgroup multiplies 64 of `rows` query rows by `columns` keys.
 
-    Queries are swizzled rows of 128 bytes: 64 dims of all rows lie before the next 64 dims.  Keys are core matrices of
-    8 keys x 16 bytes: all dims of 8 keys lie before those of the next 8 keys.
+    Operands are two shared-memory addresses: queries, keys.  Queries are swizzled rows of 128 bytes: 64 dims of all
+    rows lie before the next 64 dims.  Keys are core matrices of 8 keys x 16 bytes: all dims of 8 keys lie before those
+    of the next 8 keys.
     """
     n = columns // 2
     numbers = ",".join(f"${i}" for i in range(n))

@@ -107,8 +107,9 @@ def _scaled(to: str, score: str, unit: str, shift: str, rounded: str) -> str:
 def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int) -> tuple[str, str]:
     """(PTX, constraints) of `weigh_again` for `pairs` pairs of a thread, which belong to its two rows alternately.
 
-    The product's results are `parts` operands of `pairs` registers each.  A polynomial of `terms` terms has capped the
-    scores, or none if `terms` is 0.  With `any_size`, scores may be so large that score * unit has to be rounded first.
+    `results` of `weigh_again` are `parts` operands of `pairs` registers each.  A polynomial of `terms` terms has capped
+    the scores, or none if `terms` is 0.  With `any_size`, scores may be so large that score * unit has to be rounded
+    first.
     """
 
     def operands(number: int) -> list[str]:
@@ -122,7 +123,9 @@ def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int)
     text = "{ .reg .pred p0, p1, q0, q1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1, l0, l1;"
     for i in (0, 1):
         text += f" mov.f32 {sums[i]}, {old_sums[i]}; mov.f32 {tops[i]}, {old_tops[i]}; mov.f32 {decays[i]}, {one};"
-        if terms:  # the limit is the weight of the polynomial's largest score, so a sum within it has no larger score
+        # With terms, the limit is the weight of the largest score that the polynomial approximates, but at most
+        # MAX_SUM_PER_THREAD.  A sum within the limit contains no weight of a larger score.
+        if terms:
             text += f" sub.f32 a, {largest[i]}, {old_tops[i]}; min.f32 a, a, {literal(math.log2(MAX_SUM_PER_THREAD))};"
             text += f" ex2.approx.ftz.f32 l{i}, a; setp.lt.f32 q{i}, {old_tops[i]}, {least_tops[i]};"
         elif any_size:  # minus infinity is huge, too
@@ -219,7 +222,10 @@ def weigh_again(
     words, even, odd, sums, row_max, unit, shift, results, cap, ANY_SIZE: gl.constexpr, TERMS: gl.constexpr,
     dtype: gl.constexpr,
 ):  # fmt: skip
-    """(words, sums, maxima, decays, *results) after rows with too large a sum, or without a maximum, are weighed again.
+    """(words, sums, maxima, decays, *results) after some rows are weighed again.
+
+    A row is weighed again if it has no maximum yet, or if a thread's sum is too large.  With ANY_SIZE, a row is weighed
+    again, too, if the magnitude of its maximum exceeds MIN_ROUNDED_MAXIMUM.
 
     A row that is weighed again gets a new maximum if a score exceeds the old one, and weights exp2(x * unit + shift -
     maximum).  A warp without such rows leaves early.  All operands have the shape of words [R, N / 8, 4].  A thread

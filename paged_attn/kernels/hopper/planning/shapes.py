@@ -14,11 +14,13 @@ from ...portable.launches import merge_of
 from ...portable.tuning import SHARED_MEMORY
 from ..args import Pipe
 
-MAX_SEQS_OF_ONE_SCAN = 128  # maximum number of sequences whose work one step of the schedule adds up
-MAX_SEQS_OF_ONE_WARP = 32  # maximum number of sequences that a warp searches in one step
+# Maximum number of sequences with Shape.ONE_SCAN.  A program then computes the work of all sequences once and keeps it.
+MAX_SEQS_OF_ONE_SCAN = 128
+MAX_SEQS_OF_ONE_WARP = 32  # maximum number of sequences that a warp holds with one in each lane
 SHARED_BYTES = SHARED_MEMORY["sm90"]  # bytes of shared memory of a program
 MAX_BOX_ELEMENTS = 256  # maximum number of elements of a TMA box along an axis
-# Operands of blocks over an x-packed cache: 8 keys x 8 dims are a core matrix; 16 keys' values in one dim are a row.
+# Operands of blocks over an x-packed cache.  A core matrix of keys has 8 keys x 8 dims.  A row of values in shared
+# memory has the values of 16 keys in one dim.
 KEYS_PER_CORE_MATRIX, VALUES_PER_CORE_ROW = 8, 16
 
 
@@ -43,7 +45,7 @@ def others_are_decodes(p: Problem) -> bool:
 
 
 def loaders_of(p: Problem, tile: int, modified: bool) -> int:
-    """Return the number of loader warps of each ring of blocks."""
+    """Return the number of loader warps of each ring in a launch of blocks; tile: keys of a tile."""
     # two warps send small boxes faster, but code for them and for modifiers does not all stay in the instruction cache
     return 2 if math.gcd(p.page_size, tile) < tile and not modified else 1
 
@@ -107,7 +109,8 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         SCAN=next((size for size in (MAX_SEQS_OF_ONE_WARP, MAX_SEQS_OF_ONE_SCAN) if p.seqs <= size), 1024),
         ONE_SCAN=p.seqs <= MAX_SEQS_OF_ONE_SCAN,
         PEEL=False,
-        SCALE_FIRST=p.rescaled if p.query.itemsize == 1 else p.modified,  # fp8 queries: rows' exponents share a scale
+        # with fp8 queries one factor turns the scores of all rows into exponents, so token scales are applied before
+        SCALE_FIRST=p.rescaled if p.query.itemsize == 1 else p.modified,
         CLEAR=False,
         NATIVE_FP8=True,
         NORMALIZED=_is_normalized(p),
