@@ -221,7 +221,7 @@ def test_a_cpu_has_plain_torch_and_the_way_of_each_group() -> None:
     assert of_a_rank["group 1"].endswith("flash attention of torch")
     assert of_a_rank["group 2"].endswith("blocks over tiles of 512 keys: its keys lie with several ranks")
     bounded = told(device="cpu", queries="300", keys="900", window=(50, -1))["group 1"]
-    assert bounded.endswith("a window bounds its queries")
+    assert bounded.endswith("a window or a chunk bounds what its queries see")
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)

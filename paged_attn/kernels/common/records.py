@@ -230,7 +230,7 @@ class Shape(NamedTuple):
     PIECE: int | None  # keys are cut only at multiples of this, and states are folded in order; None: anywhere
     MERGE: int  # rows of a cut block that its last program joins at a time; 0: a merge launch joins the pieces
     SCAN: int  # sequences that the search for a share's begin reads at once
-    ONE_SCAN: bool  # SCAN covers all sequences
+    ONE_SCAN: bool  # SCAN covers all sequences, whose work a program then computes once and keeps
     PEEL: bool  # tiles that every row sees completely run in a loop of their own, without masks
     SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent
     CLEAR: bool  # this launch writes zeros, and log-sum-exps of -inf, to the tokens behind the last sequence

@@ -43,15 +43,17 @@ def words(call: Call) -> list[str]:
     served, others = _parted(sight, scales, sequences(call))
     found = [(group, "flash attention of torch") for group in groups_of(call, sight, served)]
     for group in groups_of(call, sight, others):
-        blocked = f"blocks over tiles of {blocks.tile_of(call)} keys: {why or _why_not(sight)}"
+        blocked = f"blocks over tiles of {blocks.tile_of(call)} keys: {why or _why_not(sight, group)}"
         found.append((group, blocked))
     texts = Counter(f"{_count(group)}, {how}" for group, how in found)
     return [f"{count} groups of {text}" if count > 1 else text for text, count in texts.items()]
 
 
-def _why_not(sight: Sight) -> str:
-    """Why flash attention does not take sequences with several queries."""
-    return "a window bounds its queries" if sight.bounded else "its keys lie with several ranks"
+def _why_not(sight: Sight, group: Sequence[Seq]) -> str:
+    """Why flash attention does not take a group of sequences with several queries."""
+    if sight.bounded:
+        return "a window or a chunk bounds what its queries see"
+    return "it has more queries than keys" if group[0].context_len < 0 else "its keys lie with several ranks"
 
 
 def _count(group: Sequence[Seq]) -> str:

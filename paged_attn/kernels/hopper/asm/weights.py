@@ -6,7 +6,7 @@
       ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; cvt.rn.bf16x2.f32 $0, b, a; add.f32 $1, a, b; }
 
 With a softcap, a polynomial may cap small scores.  For rows that are weighed again, `exactly_capped` takes special
-functions instead.  Its PTX for three terms, with the score and the result in m0 and the factor in $96, is
+functions instead.  Its PTX for three terms, with the score and the result in m0 and the factor in, for example, $96, is
 
     setp.eq.f32 any, m0, 0fff800000; mul.rn.f32 m0, m0, $96; tanh.approx.f32 m0, m0; @any mov.f32 m0, 0fff800000;
 

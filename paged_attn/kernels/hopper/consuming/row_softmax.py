@@ -144,8 +144,8 @@ def weigh_at_once(
     """(words [R, N / 8, 4] of two 16-bit weights, decay, maximum, sums, acc) of scores [R, N], by the maximum so far.
 
     A row is weighed again, with a new maximum, only if it has no maximum yet, or if a thread's sum shows that its
-    maximum is far too small.  A polynomial adds further cases (`weigh_again`).  Then acc, to which a running product
-    may still add, is multiplied by decay.  `weigh` explains decay, maximum and sums.
+    maximum is far too small.  A polynomial and maxima of any size add further cases (`weigh_again`).
+    Then acc, to which a running product may still add, is multiplied by decay.  `weigh` explains decay, maximum and sums.
 
     RELATIVE: scores are exponents from which the base of the maximum is already subtracted.
 
