@@ -145,7 +145,8 @@ def weigh_at_once(
 
     A row is weighed again, with a new maximum, only if it has no maximum yet, or if a thread's sum shows that its
     maximum is far too small.  A polynomial and maxima of any size add further cases (`weigh_again`).
-    Then acc, to which a running product may still add, is multiplied by decay.  `weigh` explains decay, maximum and sums.
+    Then acc, to which a running product may still add, is multiplied by decay.  `weigh` explains decay, maximum and
+    sums.
 
     RELATIVE: scores are exponents from which the base of the maximum is already subtracted.
 
