@@ -283,7 +283,9 @@ HOPPER = {
     "parts behind decodes": PREFILL | MIXED | dict(heads=48, kv_heads=1, bounds=True),
     "small pages": PREFILL | dict(page_size=4),
     "small pages e4m3 hnd ragged table": PREFILL
-    | dict(page_size=12, cache_dtype=E4M3, layout="HND", table="ragged", window_size=(1023, -1), bounds=True),
+    | dict(page_size=12, cache_dtype=E4M3, layout="HND", table="ragged", window_size=(1023, -1), bounds=True)
+    | dict(query_lens=(400,)),
+    "copied in 16 bits": PROMPTS | dict(cache_dtype=E4M3),
 }
 
 
