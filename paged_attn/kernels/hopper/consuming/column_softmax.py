@@ -168,8 +168,8 @@ def weigh_columns(
 
     Weights use the maxima so far, unless a sum exceeds the limit.  An item's first tile (`first`) always gets new
     maxima, because most rows have no maximum yet.  Only the first `count` rows have queries.  In later tiles, a row
-    without a maximum has infinite weights, beyond the limit.  A row within the limit keeps its maximum, so its
-    result has the same bits whichever rows share its block.
+    without a maximum has infinite weights for all keys that it sees, so its sum exceeds the limit.  A row within the
+    limit keeps its maximum, so its result has the same bits whichever rows share its block.
 
     inverse [TILE]: factor of each weight in its row's sum: the inverse of the value's scale (`slot_scales`).  None: 1.
 

@@ -70,7 +70,7 @@ def is_turned(S, P):
 
 @gluon.jit
 def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Allocate shared memory for the weights of a tile, a right operand [N, TILE].
+    """Allocate shared memory for the weights [N, TILE] of a tile, whose transpose is a right operand.
 
     A consumer of two warpgroups (`is_shared`) needs no memory for weights alone.  Its weights lie in the query slots,
     behind the few query rows (`weights_room`).

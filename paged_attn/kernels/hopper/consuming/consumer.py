@@ -41,7 +41,7 @@ def attend_item(
 ):
     """(turns, state) of a consumer's rows [ROWS] after all tiles of an item.  fp8 products leave the sink to `leaving`.
 
-    block: the item's block, but `first` is this consumer's first token.
+    block: the item's block, with this consumer's first token in the field `first`.
     """
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     queries, whole = rings.queries, item.block
@@ -90,7 +90,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
         store(out, results, item, rows, count, state, NUMBER, S, P)
     else:
         if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
-            if tiles > 0:  # wait before keys are released: after that, the next block's queries may come
+            if tiles > 0:  # wait before keys are released: after their release, the next block's queries may come
                 wait_queries(queries, done, NUMBER, S, P)
         turns = drain(rings, turns, tiles, P)
     if tiles > 0:
@@ -140,7 +140,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
         turns = Turns(turns.key, turns.value, turns.query + 1)
     else:
         following = read(mail, number, P.ROWS // 16)
-    # before `receive`, this product would delay the last values by the wait for its own keys: 1% slower
+    # if this product began before `receive`, its wait for keys would delay the last values: 1% slower
     running = first_scores(rings, turns, following, S, P)
     rows, state = leaving(state, item, block, mods, rings.room, 0, S, P)
     store(out, results, item, rows, count, state, 0, S, P)

@@ -81,7 +81,7 @@ def store_block(out, results, rows, count, state, NUMBER: gl.constexpr, S: gl.co
 
 @gluon.jit
 def store_or_join(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Do `store` for blocks whose last program joins all pieces in registers (`join.joins_in_place`)."""
+    """Do `store` for blocks whose last program joins other pieces with its own in registers (`join.joins_in_place`)."""
     gl.static_assert(P.SKIP == P.STRIDE and S.LIVE >= P.ROWS)
     whole = True
     if item.pieces > 1:

@@ -20,19 +20,19 @@ TILES_PER_SUM = gl.constexpr(16)  # tiles whose products the tensor cores add up
 
 @gluon.jit
 def make_ones(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Allocate [8, TILE], ones in the first row, zeros below: a right operand that adds up rounded weights."""
+    """Allocate [8, TILE], ones in the first row, zeros below; its transpose is a right operand that adds up weights."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, S.TILE], dtype)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [P.ROWS // 16, 1], [1, 0])
     row = gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(1, LAYOUT)), 1)
     one = gl.where(row == 0, gl.full([8, S.TILE], 0x38, gl.int32, LAYOUT), 0)  # 0x38 is 1 in e4m3
     ones = gl.allocate_shared_memory(dtype, [8, S.TILE], layout)
-    ones.store(one.to(gl.int8).to(dtype, bitcast=True))  # bytes given to the allocation arrived wrong
+    ones.store(one.to(gl.int8).to(dtype, bitcast=True))  # an allocation with these initial values had wrong bytes
     return ones
 
 
 @gluon.jit
 def words_as_operand(words, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Return words [R, TILE / 4] of e4m3 weights as a left operand [R, TILE]; no bytes move between or in threads."""
+    """Return words [R, TILE / 4] of e4m3 weights as a left operand [R, TILE]; all bytes stay in place."""
     even = gl.join(words.to(gl.int8), (words >> 16).to(gl.int8))
     odd = gl.join((words >> 8).to(gl.int8), (words >> 24).to(gl.int8))
     x = gl.join(even, odd).reshape([P.ROWS, S.TILE]).to(dtype, bitcast=True)
@@ -60,7 +60,7 @@ def withdraw(bank, acc, decay, NUMBER: gl.constexpr):
 def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
     """Store acc + bank * decay in the bank; first: store acc alone.
 
-    The returned acc is never used (`adds_up`).  Returning the old acc instead would keep its registers alive.
+    The next product replaces the returned acc (`adds_up`).  Returning the old acc would keep its registers alive.
     """
     if not first:
         acc = withdraw(bank, acc, decay, NUMBER)

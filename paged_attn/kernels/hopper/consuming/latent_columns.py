@@ -93,7 +93,8 @@ def attend_latent(
     """(turns, state) after the tiles of an item, the last tile first; the state's acc is [VALUE_PADDED, N].
 
     lo: first key that some row of the block sees, inclusive.  Values before `lo` or behind the sequence's last key are
-    zeroed after the barriers of `weigh_columns`, when no warp multiplies the tile's keys any more.
+    zeroed after the barriers of `weigh_columns`, when no warp of the consumer multiplies the tile's keys any more.  Two
+    consumers also wait for each other (`clear_dead`).
     """
     SLOTS: gl.constexpr = slots_of_tile(P)
     keys, rests = rings.key, rings.value

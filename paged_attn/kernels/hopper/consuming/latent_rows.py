@@ -2,8 +2,8 @@
 
 Each tile belongs to one consumer, which multiplies the tile's keys, and writes weights and maxima of rows to shared
 memory.  Then each consumer multiplies the weights by its half of the value dims, because registers of a consumer hold
-only half of the dims of 64 rows.  So the softmax of one consumer runs under products of the other.  A row's sum has a
-part in each consumer until the item ends.
+only half of the dims of 64 rows.  Because tiles alternate, the softmax of one consumer runs under products of the
+other.  A row's sum has a part in each consumer until the item ends.
 """
 
 from ...common.bounds import row_tile, visible_range

@@ -143,10 +143,9 @@ def weigh_at_once(
 ):
     """(words [R, N / 8, 4] of two 16-bit weights, decay, maximum, sums, acc) of scores [R, N], by the maximum so far.
 
-    A row is weighed again, with a new maximum, only if it has no maximum yet, or if a thread's sum shows that its
-    maximum is far too small.  A polynomial and maxima of any size add further cases (`weigh_again`).
-    Then acc, to which a running product may still add, is multiplied by decay.  `weigh` explains decay, maximum and
-    sums.
+    A row is weighed again if it has no maximum yet, or if a thread's sum shows that its maximum is far too small.
+    `weigh_again` has further cases with a polynomial, and with normalized queries.  The branch that weighs rows again
+    waits for the running product, and multiplies acc by decay.  `weigh` explains decay, maximum and sums.
 
     RELATIVE: scores are exponents from which the base of the maximum is already subtracted.
 

@@ -158,7 +158,7 @@ def add_alibi(
     slope = _by_row(slopes, L)
     distance = (_by_row(first - rows.pos, L) + pair).to(gl.float32)
     if mods.ALIBI_SYMMETRIC is not None:
-        # both are whole numbers, so their sum is exact
+        # distance and known are whole numbers, so their sum is exact
         bias = -slope * gl.abs(distance + known.to(gl.float32))
         if offset is not None:
             bias += beside(offset, x)
@@ -228,6 +228,7 @@ def judge(
     caller has to multiply acc by decay.  A first tile, whose rows mostly have no maximum, always comes without AT_ONCE.
     """
     # RELATIVE: ALiBi's bias already subtracts the row's maximum, so a weight is exp2(score), by one operation less.
+    # False with HIDES, which includes biases and score_mods: these need scores from which nothing is subtracted.
     # False with sinks: a sink far below all scores may be a row's first maximum.  Scores minus this maximum are large,
     # and float32 rounds away low bits, which are then missing when the row is weighed again.
     HIDES: gl.constexpr = hides_between(mods, S)

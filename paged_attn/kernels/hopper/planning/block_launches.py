@@ -140,9 +140,10 @@ def _blocks_may_be_cut(p: Problem, pipe: Pipe, tokens: int) -> bool:
 def _heads_abreast(p: Problem, split: bool) -> int:
     """Return the number of KV heads whose blocks come before the next heads' blocks; 0: all KV heads side by side.
 
-    The number divides kv_heads.  Up to twice MAX_HEADS_ABREAST heads stay side by side, because their programs share
-    tiles anyhow.  All heads stay side by side if a sequence's keys and values fit the L2, or if blocks may be cut,
-    because cut blocks have to come last.
+    The number is the largest divisor of kv_heads up to MAX_HEADS_ABREAST.  All heads stay side by side if this divisor
+    is 1, or if there are up to twice MAX_HEADS_ABREAST heads, because their programs share tiles anyhow.  All heads
+    also stay side by side if a sequence's keys and values fit the L2, or if blocks may be cut, because cut blocks have
+    to come last.
     """
     head_bytes = p.max_seqlen_k * (p.head_dim + p.value_width) * p.cache.itemsize
     if split or p.kv_heads <= 2 * MAX_HEADS_ABREAST or p.kv_heads * head_bytes < BYTES_THAT_LEAVE_L2:
@@ -177,9 +178,9 @@ def _begins_next_item(p: Problem, pipe: Pipe, split: bool) -> bool:
 def _sends_products_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
     """Whether two warpgroups start products in turn (ping-pong), because some builds ran in step without turns.
 
-    True for blocks that may be cut, which are long, for modified scores, new keys, groups that leave rows empty, and
-    log-sum-exps behind a context without a window.  Other blocks, and all blocks with a converter, only lose time by
-    turns.
+    True for blocks that may be cut, because these see many keys.  True for modified scores, new keys, groups that leave
+    rows empty, and log-sum-exps with a long context and no window.  Other blocks, and all blocks with a converter, only
+    lose time by turns.
     """
     if pipe.ROWS != 128 or pipe.CONVERT != NONE:
         return False

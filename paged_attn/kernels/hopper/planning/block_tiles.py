@@ -102,13 +102,15 @@ BYTES_BESIDE_TILES = 3 << 10  # bytes of shared memory for barriers and argument
 BYTES = 2  # bytes of an element of 16 bits
 ROWS = 128  # query rows of a block of wide heads
 MAX_DIMS_OF_RESULTS = 256  # maximum value dims of a launch; a thread's registers hold no more results
-MAX_DIMS_OF_WHOLE_TILES = 128  # maximum value dims with tiles of 128 keys; registers hold scores of 64 beside more
+# Maximum value dims with tiles of 128 keys.  Beside results of more dims, registers hold the scores of 64 keys only.
+MAX_DIMS_OF_WHOLE_TILES = 128
 
 
 def blocks_take(p: Problem) -> bool:
     """Whether blocks serve a call of two widths or wide heads.
 
-    Boxes must divide pages, and the bounds must allow a sequence of more than MAX_ROWS rows.
+    Among other conditions, pages must consist of whole boxes (`in_boxes`), and the bounds must allow a sequence of more
+    than MAX_ROWS rows.
     """
     return (
         p.cache.itemsize <= 2
@@ -150,7 +152,7 @@ def key_dims_of(p: Problem) -> int:
 def rings_of_wide_blocks(p: Problem, rows: int, query_slots: int) -> RingSizes:
     """Return the rings of blocks of `rows` rows: as many slots as fit, and one more slot of keys if there is room.
 
-    query_slots: Pipe.QUERY_SLOTS.  Over fp8 and int8, rings are those of the larger width.
+    query_slots: Pipe.QUERY_SLOTS.  Over fp8 and int8, rings are the entry of RINGS for the larger width.
     """
     if conversion(p) != NONE:
         return RINGS[conversion(p), widest_of(p)]

@@ -54,9 +54,12 @@ MIN_FP8_SCORES_WORTH_PARTS: Annotated[
 def parts_of(p: Problem, apart: bool) -> int:
     """Return the number of parts into which a KV head's query heads are cut, each with blocks of its own; 1: not cut.
 
-    The number of a part's heads is a power of two.  Groups are cut only if queries are long enough to fill the parts'
-    blocks.  apart: sequences of one token have another launch, so one long sequence is enough.  A sequence of
-    max_seqlen_q tokens is taken to exist if it would leave at least a token for each other sequence.
+    The number of a part's heads is a power of two.  Groups are cut only if they have more than MAX_HEADS heads or leave
+    too many rows of a block empty, if queries are long enough to fill the parts' blocks, and if all KV heads together
+    have no more parts than there are multiprocessors.
+
+    apart: sequences of one token have another launch, so one long sequence is enough.  A sequence of max_seqlen_q
+    tokens is taken to exist if it would leave at least a token for each other sequence.
     """
     group = p.heads // p.kv_heads
     parts = group // min(group & -group, MAX_HEADS)
@@ -68,7 +71,7 @@ def parts_of(p: Problem, apart: bool) -> int:
 
 
 def blocks_are_parts(p: Problem) -> bool:
-    """Whether each of a call's blocks has a part of a group.
+    """Whether each block of the call's long queries has a part of a group's heads.
 
     With more than 64 heads on a KV head, no other Hopper kernel serves the call, except over latents.
     """
@@ -133,8 +136,9 @@ MIN_SCORES_PER_KEY: Annotated[
 def products_outlast_reading(p: Problem) -> bool:
     """Whether queries are so many for each key that products take longer than reading.
 
-    If keys may outnumber the longest query, sequences must have more query tokens by that ratio, because the host does
-    not know which sequences have a context.
+    The mean number of a sequence's query tokens must be at least MIN_TOKENS_PER_LONG_SEQ.  If a sequence may have n
+    times as many keys as the longest query has tokens, this minimum is n times larger, because the host does not know
+    which sequences have a context.
     """
     keys = p.keys_seen(p.max_seqlen_q)
     return p.tokens * min(p.max_seqlen_q, keys) >= MIN_TOKENS_PER_LONG_SEQ * p.seqs * keys
@@ -149,10 +153,10 @@ def products_hide_reading(p: Problem) -> bool:
 
 
 def reading_takes_no_time(p: Problem) -> bool:
-    """Whether there is little to read, and long queries are too few for their products to hide the reading.
+    """Whether there is little to read, and the mixed kernel, which serves few rows beside blocks, would gain nothing.
 
-    Few rows beside blocks would gain nothing then.  With one KV head, few rows beside blocks would be cut into too many
-    pieces.
+    It gains nothing if long queries are too few for their products to hide the reading, if it cannot serve the call, or
+    with one KV head, because few rows would be cut into too many pieces.
     """
     if cost.bytes_of_keys(p, cost.seqs_tried(p), p.keys_seen(p.max_seqlen_q)) >= MAX_BYTES_OF_ONE_LIST:
         return False
@@ -174,9 +178,9 @@ def decodes_read_faster_alone(p: Problem) -> bool:
     """Whether few rows beside long queries are served sooner by their own launch than by their own list.
 
     True over fp8 and int8: few rows need no converter in their own launch, and a converter is slower than memory.  True
-    over x-packed caches: few rows are columns, whose boxes differ from those of blocks.  True if sequences x KV
-    heads are no more than programs: a list would cut every decode to give each program a piece, and even shares do that
-    better.
+    over x-packed caches: few rows are columns, whose boxes differ from those of blocks.  True if sequences x KV heads
+    are no more than multiprocessors: a list would cut every decode to give each program a piece, and even shares do
+    that better.
     """
     if conversion(p) != NONE or p.packed:
         return True
@@ -212,10 +216,10 @@ MIN_DECODES_PER_PROGRAM: Annotated[
 
 
 def keys_are_few(p: Problem) -> bool:
-    """Whether sequences, or windows, have so few keys that the portable kernel, which does not cut them, is faster.
+    """Whether sequences, or windows, have so few keys that the portable kernel is faster.
 
-    The answer depends on the bound of keys, not on the queries: `prepare` tries small and large bounds for all queries,
-    and so meets both answers.
+    False over x-packed caches, and with a bias or a score_mod.  The answer depends on the bound of keys, not on the
+    queries: `prepare` tries small and large bounds for all queries, and so meets both answers.
     """
     if p.packed or p.biased:
         return False
@@ -233,9 +237,10 @@ def all_rows_are_few(p: Problem) -> bool:
 def portable_hides_waits_beside_blocks(p: Problem) -> bool:
     """Whether decodes of few keys beside blocks get a launch of the portable kernel.
 
-    Each multiprocessor may then get several of them, and queries are not mostly long.  False for 16-bit keys of more
-    than 64 dims without a window, because the portable and the Hopper kernels take equally long to read these keys.
-    False for heads beyond 128 dims, because blocks hide the decodes.
+    True only if each multiprocessor may get several of these decodes, and if sequences have fewer than
+    MIN_TOKENS_PER_LONG_SEQ query tokens on average.  False for 16-bit keys of more than 64 dims without a window,
+    because the portable and the Hopper kernels take equally long to read these keys.  False for heads beyond 128 dims,
+    because blocks hide the decodes.
     """
     if p.head_dim > 128 or p.tokens >= MIN_TOKENS_PER_LONG_SEQ * p.seqs or not keys_are_few(p):
         return False

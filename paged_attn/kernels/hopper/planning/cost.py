@@ -1,7 +1,7 @@
 """A call's cost in numbers: bytes of keys, scores of queries, blocks, and rounds of blocks.
 
-The host knows only bounds of lengths.  A number of sequences that selects a kernel is rounded up to a power of two,
-because `prepare` tries only some numbers, among them all powers of two.
+The host knows only bounds of lengths.  Conditions that select a kernel mostly round the number of sequences up to a
+power of two (`seqs_tried`), because `prepare` tries only some numbers, among them all powers of two.
 """
 
 from typing import Annotated
@@ -42,7 +42,7 @@ def long_tokens(p: Problem) -> int:
 
 
 def long_scores(p: Problem) -> int:
-    """Return scores of `long_tokens` in all heads, with as many keys as a sequence of max_seqlen_q tokens may see."""
+    """Return scores of `long_tokens` in all heads, if each sees the keys that a block of max_seqlen_q tokens sees."""
     return long_tokens(p) * p.heads * p.keys_seen(p.max_seqlen_q)
 
 
@@ -57,7 +57,7 @@ def blocks_likely(p: Problem, tokens: int) -> int:
 
 
 def rounds(p: Problem, blocks: int) -> int:
-    """Return the rounds that `blocks` blocks of each KV head take, with one block for each multiprocessor a round."""
+    """Return the number of rounds for `blocks` blocks of each KV head; a multiprocessor does one block in a round."""
     return cdiv(blocks * p.kv_heads, p.device.multiprocessors)
 
 

@@ -1,4 +1,4 @@
-"""Coverage of the Hopper kernels: conditions, and functions that Gluon compiles."""
+"""The calls that Hopper kernels can serve, their regimes and launches, and the scratch that a launch needs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["copies", "launches", "need_of", "regime", "uncovered"]
 
 COUNTERS_PER_LAUNCH = 4  # counters before those of pieces: two of items taken, one of ended programs, one unused
 
-# (condition, what a call asks for where the condition is false).  `itemsize > 2` lets caches of 32 bits pass, because
-# the first condition refuses them.
+# (condition, what a call asks for where the condition is false).  In later conditions, `itemsize > 2` lets caches of 32
+# bits pass, because the first condition refuses them.
 CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     (
         lambda p: p.compute in (torch.float16, torch.bfloat16) and p.query.itemsize <= 2 and p.cache.itemsize <= 2,
@@ -63,7 +63,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         lambda p: not p.new or p.new_box,
         "keys outside the cache of another type than those in it, or not in steps of 16 bytes",
     ),
-    # a piece's results and the results before them would leave no shared memory for keys of larger heads
+    # the bank of results (`fold.make_bank`) would leave no shared memory for keys of larger heads
     (
         lambda p: not p.batch_invariant or (p.cache.itemsize == 2 and p.head_dim <= 128),
         "batch_invariant over an fp8 cache, or of head_dim above 128",

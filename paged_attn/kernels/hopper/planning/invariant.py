@@ -92,7 +92,7 @@ def _launch(
 
 
 def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
-    """Return the pipe of whole blocks.
+    """Return the pipe of whole blocks; `_cut` replaces its fields for shares.
 
     Rings of 256 keys of 128 dims, or of 512 keys of 64 dims, fit shared memory beside the bank of two consumers.
     """

@@ -16,7 +16,7 @@ from .wide_heads import shares_take
 def shortest_of(p: Problem) -> int:
     """Return the fewest query tokens of a sequence that is served: 0, or 2 if the call asks for prefills alone.
 
-    Not for decodes alone, which have one query token.
+    Callers do not ask about decodes alone, because these have one query token.
     """
     return 0 if p.only is None else 2
 
@@ -56,8 +56,8 @@ def blocks(p: Problem, two_lists: bool = False) -> tuple[Launch, ...]:
 def wide_blocks(p: Problem) -> tuple[Launch, ...]:
     """Return launches of blocks with two widths or wide heads: one for each 256 dims of values.
 
-    Few rows have an earlier launch over fp8 and int8, because a converter is slower than memory.  Few rows have an
-    earlier launch beyond 256 dims, too, because with wide values two launches of blocks would read their keys.
+    Beside longer queries, few rows have an earlier launch in two cases: over fp8 and int8, because a converter is
+    slower than memory, and beyond 256 dims, because with wide values two launches of blocks would read their keys.
     """
     launches = blocks(p)
     if not is_even(p) and (p.cache.itemsize == 1 or p.widest > 256):

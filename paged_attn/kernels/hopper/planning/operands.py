@@ -46,9 +46,10 @@ MIN_CAP_OF_EXACT_TERMS: Annotated[
 
 
 def has_tanh(p: Problem) -> bool:
-    """Whether a softcap may have a relative error of 2^-11.
+    """Whether there is a softcap that may have a relative error of 2^-11.
 
-    False where a log-sum-exp or float16 would show the error, and with a softcap that takes a series (`far_cap`).
+    False if log-sum-exps are returned or queries are float16, because both would show the error.  False with a softcap
+    that takes a series (`far_cap`).
     """
     return p.softcap > 0 and not p.far_cap and not p.lse and p.query != torch.float16
 
@@ -56,8 +57,8 @@ def has_tanh(p: Problem) -> bool:
 def terms_of(p: Problem) -> int:
     """Return the number of terms of the polynomial that caps scores of blocks; 0: special functions, or no softcap.
 
-    Beyond 128 dims, special functions take less time than the products.  With 64 dims, four warpgroups have no
-    registers for the exact polynomial.
+    Special functions serve, for example, heads beyond 128 dims, where they take less time than the products.  With 64
+    dims, four warpgroups have no registers for the exact polynomial.
     """
     if (
         p.alibi
@@ -159,13 +160,16 @@ def columns_of_list(p: Problem) -> int:
 
 
 def fp8_rows_are_columns(p: Problem) -> bool:
-    """Whether even shares serve all rows over an fp8 or int8 cache, as columns."""
+    """Whether even shares serve all rows over an fp8, int8 or int4 cache, as columns."""
     rows = rows_of(p, UNBOUNDED)
     return rows <= MAX_REGISTER_COLUMNS or (rows <= MAX_ROWS and two_blocks_of_columns(p))
 
 
 def scaled_rows_are_columns(p: Problem) -> bool:
-    """Whether all rows over int8, or over scales by token, are columns of even shares, which apply scales to tiles."""
+    """Whether all rows over int8, or over scales by token, are columns of even shares.
+
+    The shares kernel applies scales by token to tiles.
+    """
     if p.packed or p.new or p.latent or p.batch_invariant or is_wide(p) or p.heads // p.kv_heads > MAX_ROWS:
         return False
     return is_decode(p) or fp8_rows_are_columns(p)

@@ -109,7 +109,7 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         SCAN=next((size for size in (MAX_SEQS_OF_ONE_WARP, MAX_SEQS_OF_ONE_SCAN) if p.seqs <= size), 1024),
         ONE_SCAN=p.seqs <= MAX_SEQS_OF_ONE_SCAN,
         PEEL=False,
-        # with fp8 queries one factor turns the scores of all rows into exponents, so token scales are applied before
+        # fp8 queries: one factor turns scores of all rows into exponents, so token scales are applied to scores first
         SCALE_FIRST=p.rescaled if p.query.itemsize == 1 else p.modified,
         CLEAR=False,
         NATIVE_FP8=True,

@@ -93,8 +93,8 @@ def shares_beside_launch(p: Problem, shortest: int, longest: int) -> Launch:
 def _reads_two_heads_as_one(p: Problem, longest: int) -> bool:
     """Whether two KV heads of 64 dims are read as one head of 128: half as many boxes, with longer rows.
 
-    A query row has zeros in the other head's dims, so products are twice as many.  With more than 8 columns, or with 64
-    rows, these products would take more time.
+    A query row has zeros in the other head's dims, and a product has the rows of both heads.  Up to 8 columns, this
+    costs nothing, because a product has at least 8.  With more columns, or with 64 rows, products would take more time.
     """
     if p.cache.itemsize != 2 or p.packed or p.new or not p.adjacent or is_wide(p):
         return False
@@ -139,7 +139,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         COLUMNS=s.columns // consumers,
         HALVES=halves(p, s.columns),
         PACKED=p.packed,
-        # the box that fetches descriptors lands where queries will; large heads have few query rows
+        # the box that fetches descriptors lands where the queries will lie, and must fit there
         PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= _most_rows_of_nothing(p, s),
         FP8=MANTISSA.get(p.cache, 0),
         SLOT_SCALES=p.slot_scales,

@@ -220,7 +220,7 @@ def _waits_for_wide_states(p: Problem, s: ShareLayout, rows: int) -> int:
 def pieces_joined_at_once(p: Problem, s: ShareLayout, least: int) -> int:
     """Return the largest number of pieces that are joined at once; a block of more pieces is joined in groups.
 
-    0: no block is likely to have so many pieces, and the kernel never joins in groups.
+    0: no block is likely to have more pieces than that, so the kernel never joins in groups.
     """
     most = int((1 + math.sqrt(1 + ROWS_WORTH_A_COUNT / s.rows)) ** 2)
     # blocks of a single sequence have equally many pieces; one sequence of several may have nearly all keys

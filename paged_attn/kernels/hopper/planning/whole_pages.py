@@ -131,7 +131,7 @@ def copies_in_16_bits(p: Problem) -> Copies | None:
 
 
 def _is_worth_16_bits(p: Problem) -> bool:
-    """Whether a copy takes less time than it saves the launches that would read the cache as it is.
+    """Whether a copy takes less time than it saves.
 
     Uneven sequences over fp8 with one scale get a copy only if products outlast reading.  Otherwise reading takes most
     of the time, and hides the converter.
