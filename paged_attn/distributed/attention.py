@@ -54,11 +54,11 @@ def paged_attention(
 
     Args:
         q: [tokens, heads, head_dim].  With q_heads = "own": [tokens, heads // world, head_dim].
-        k_cache: this rank's cache, which holds its own keys as `shard` of paged_attention says.
+        k_cache: this rank's cache of keys, which holds its own keys as `shard` of paged_attention says.
         v_cache: this rank's cache of values.
         page_table: this rank's page table.
         seq_lens: as in paged_attention, for whole sequences.
-        cu_seqlens_q: as in paged_attention, for whole sequences.
+        cu_seqlens_q: as in paged_attention; every rank has all query tokens.
         group: a torch.distributed process group, a DeviceMesh of one dimension, None for all processes, or Peers.
         stripe: number of consecutive positions that lie with one rank.  None: page_size.
         q_heads: heads of q on each rank.  With "all", q has all heads, as after a replicated projection of queries.
@@ -101,7 +101,7 @@ def paged_attention(
     return merge(own, lse, group, sinks, give, into=out, return_lse=return_lse)
 
 
-# Options that may be tensors of integers or bools, and must then have equal contents on all ranks.
+# Options that may be tensors of integers or bools.  A checked call then compares their contents between ranks.
 ALIKE = ("causal", "window_size", "prefix_lens", "spans", "qq_mask", "query_positions")
 
 
@@ -127,7 +127,10 @@ def _agree(
 
 
 def _named(value: Any) -> str:
-    """Return a text that is equal on all ranks for equal options.  For functions, their names; tensors are not read."""
+    """Return a text that is equal on all ranks for equal options.
+
+    For a function, the text is its module and name.  All tensors have one text, so their contents are not compared.
+    """
     if isinstance(value, Tensor):
         return "a tensor"
     function = getattr(value, "fn", value)

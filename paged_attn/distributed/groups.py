@@ -1,4 +1,4 @@
-"""Process groups from the forms in which callers give them, collectives, and a check that ranks have equal values."""
+"""The process group of a caller's `group`, collectives, and a check that ranks have equal values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rank_and_world(group: Any) -> tuple[int, int]:
 
 
 def gather(x: Tensor, group: Any) -> Tensor:
-    """All-gather x, as bytes -> [world, *x.shape]; entry r is the tensor of rank r."""
+    """All-gather x, sent as bytes -> [world, *x.shape]; entry r is the tensor of rank r."""
     x = x.contiguous()
     found = x.new_empty((dist.get_world_size(group), *x.shape))
     together = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renames it
@@ -51,8 +51,8 @@ def exchange(x: Tensor, group: Any) -> Tensor:
 def agree(group: Any, **numbers: Tensor | Any) -> None:
     """Raise ValueError naming the first value that differs between a rank and this rank.
 
-    Values are tensors of integers, or anything with an equal repr on all ranks.  The call costs a host sync and an
-    all-gather of hashes.
+    Values are tensors of integers, or anything with an equal repr on all ranks.  The call costs an all-gather of
+    hashes, a host sync for it, and a host sync for each tensor on a GPU.
     """
     names, own = list(numbers), [_hash(value) for value in numbers.values()]
     device = next((x.device for x in numbers.values() if isinstance(x, Tensor)), torch.device("cpu"))

@@ -6,8 +6,9 @@ copy small tensors from the host, and wait for the copies.
 For keys that lie over ranks: `own_lens`, `own_positions`, `slots` and `page_table`.
 
 For prompts over ranks: `zigzag` and `gathered_table`.  Every rank gathers all keys and values, and reads them as
-paged caches without another copy.  Each rank computes two chunks of query tokens, as two sequences of a batch: one
-chunk from the first half of the prompt, and its mirror image from the second half.  All ranks thus have equal work.
+paged caches without another copy.  Each rank computes two chunks of query tokens, as two sequences of a batch.  One
+chunk is from the first half of the prompt.  The other chunk is as far from the prompt's end as the first chunk is from
+its beginning.  All ranks thus have equal work.
 """
 
 from __future__ import annotations

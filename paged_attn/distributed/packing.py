@@ -15,8 +15,8 @@ from ..planning.dialects import torch_dialect
 from ..records.formats import cdiv
 
 GIVES = ("heads", "all")
-MAX_PROGRAMS = 128  # programs of an exchange between Peers, which must all run at once: each waits for other ranks
-MAX_RANKS = 128  # ranks of Peers: a program has 128 threads, and needs one for each rank
+MAX_PROGRAMS = 128  # most programs of an exchange between Peers: all must run at once, as each waits for other ranks
+MAX_RANKS = 128  # most ranks of Peers: a program has 128 threads, and needs one for each rank
 
 
 class Sizes(NamedTuple):
@@ -35,7 +35,7 @@ def fours_of(sizes: Sizes) -> int:
 
 
 def packed_shape(sizes: Sizes) -> tuple[int, int]:
-    """Return (blocks, float32 numbers in a block), with `dims` + 1 numbers a row.
+    """Return (blocks, float32 numbers in a block).  A row of a block has `dims` + 1 numbers.
 
     Each owner has a block of its own.  If every rank returns all heads, all owners have equal rows and share one block.
     """
@@ -45,7 +45,8 @@ def packed_shape(sizes: Sizes) -> tuple[int, int]:
 def packed(out: Tensor, lse: Tensor, sizes: Sizes) -> Tensor:
     """Pack out [tokens, heads, dims] and lse [tokens, heads] -> [blocks, tokens * given * (dims + 1)] float32.
 
-    A block has the results of an owner's heads, then their log-sum-exps.  Unlike those of `steps`, it is not padded.
+    A block has the results of an owner's heads, then their log-sum-exps.  Unlike a block of `steps.packed`, it is
+    not padded.
     """
     blocks = [x.float().unflatten(1, (-1, sizes.given)).transpose(0, 1).flatten(1) for x in (out, lse)]
     return torch.cat(blocks, 1)

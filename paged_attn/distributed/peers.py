@@ -40,8 +40,9 @@ class Peers:
         max_tokens: upper bound on the query tokens of a merge.
         heads: upper bound on the query heads that a rank returns (`give` of merge).
         head_dim: width of results.
-        timeout: seconds that a rank waits for another rank.  A merge that waits longer gives NaN, as do merges that are
-            already launched, and replays of graphs.  Later calls raise RuntimeError.  The CUDA context stays usable.
+        timeout: seconds that a rank waits for another rank.  A merge that waits longer gives NaN.  So do merges
+            that are already launched, and all later replays of graphs.  Later calls raise RuntimeError.  The CUDA
+            context stays usable.
         device: device of the results.  None: the current CUDA device, or the CPU if there is no CUDA device or kernels
             are interpreted.
     """
@@ -87,8 +88,8 @@ class Peers:
         """Keep this rank's memory `own`, which holds zeros, and the addresses of all ranks' memory."""
         self._own = own
         self._addresses = tuple(addresses)
-        # Entry p is the turn of program p, which is 0 and 1 in alternate calls.  The last entry is FAILED: it becomes 1
-        # when a rank does not answer.
+        # Entry p is the turn of program p: 0 in one call, 1 in the next, and so on.  The last entry is the flag FAILED,
+        # which becomes 1 when a rank does not answer.
         self._turns = torch.zeros(MAX_PROGRAMS + 1, dtype=torch.int32, device=own.device)
         self._process = os.getpid()
         self._word = torch.zeros(1, dtype=torch.int32, pin_memory=own.is_cuda)

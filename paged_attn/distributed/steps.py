@@ -21,11 +21,11 @@ WARPS = 4
 
 
 class Way(NamedTuple):
-    """What the launches of one rank must know of the memory of Peers."""
+    """What the launches of one rank must know of Peers."""
 
     addresses: Sequence[int]  # of all ranks' memory, in the order of the ranks
     rank: int
-    room: int  # rows for which a block has memory
+    room: int  # rows that a block has memory for
     word: int  # address of the pinned int32 in which a kernel names an absent rank to the host
     timeout: int  # nanoseconds
 
@@ -59,7 +59,7 @@ def to_peers(tensors: Sequence[Any], way: Way, sizes: Sizes, **more: Any) -> Ste
     """Step that exchanges and joins in one launch, between Peers.
 
     tensors: joined results, joined log-sum-exps or None, this rank's results, its log-sum-exps, sinks or None, and
-        Peers._turns: the turn of each program, then FAILED.
+        Peers._turns: the turn of each program, then a flag that is 1 once a rank did not answer.
     """
     into, merged, out, lse, sinks, turns = tensors
     exchange = _compiled(sizes, ROOM=way.room, FLAGS=MAX_PROGRAMS, THREADS=MAX_RANKS, **more)

@@ -35,7 +35,7 @@ def _module() -> Any:
 
 
 def share(count: int, device: torch.device, group: Any) -> Shared | str:
-    """Make memory of `count` float32 zeros on each rank that all ranks can write, or return why they cannot share any.
+    """Make memory of `count` float32 zeros on each rank that all ranks can write, or return why this is not possible.
 
     Every rank of the group calls this function with an equal count.  Either all ranks share memory, or all return the
     same reason.
@@ -78,7 +78,10 @@ def _first(own: list[Any], group: Any) -> str | None:
 
 
 def _where(device: torch.device) -> tuple[Any, Any]:
-    """Return (host, device) of this rank.  All containers of a machine give the same host."""
+    """Return (host, device) of this rank; without CUDA, (host, process id).
+
+    All containers of a machine that can read /proc give the same host.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             host = file.read().strip()

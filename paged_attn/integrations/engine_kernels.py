@@ -1,7 +1,7 @@
 """Kernels of an engine, compiled before its first request, for every host that knows its sizes beforehand.
 
 A host says which calls it serves.  `ready` waits for the kernels of usual steps, `begin` waits for none.  If all
-kernels are on disk, nothing is planned or compiled: a manifest names their files.  If several processes of a machine
+kernels are on disk, nothing is planned or compiled: a manifest names their folders.  If several processes of a machine
 call `ready` for equal kernels, one process compiles and the others wait.
 """
 
@@ -32,11 +32,11 @@ from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.formats import is_scaled
 
 VARIABLE = "PAGED_ATTN_PREPARE"
-SECONDS = 600.0  # a first call waits at most this long for kernels; many processors need 1% of this time
+SECONDS = 600.0  # a first call waits at most this long for kernels; a host of many processors needs about 1% of it
 LATER = "paged_attn: kernels will be compiled when a call first needs them: {}: {}"
-# Host -> fields of Model that all its layers are assumed to have in `prepare_for`.
+# Host -> values of fields of Model, which `prepare_for` assumes for all layers in this host.
 OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}
-_done: set[Served | Padded] = set()  # kinds of layers seen before: a host may make its builders more than once
+_done: set[Served | Padded] = set()  # kinds of layers seen before: a host may ask for one kind more than once
 
 
 def ready(
@@ -46,7 +46,7 @@ def ready(
     """Compile the kernels of usual steps and wait; compile all other kernels in the background; report in one line.
 
     Nothing happens if VARIABLE is 0.  With a torch.device, nothing happens either if kernels are interpreted, if calls
-    run in plain torch, or if the device is not CUDA's.  An error is only reported: kernels are then compiled when a
+    run in plain torch, or if the device is no NVIDIA GPU.  An error is only reported: kernels are then compiled when a
     call first needs them.
 
     served: returns the kinds of layers.  tell, warn: write a line to the host's log.
@@ -74,7 +74,7 @@ def ready(
 class Begun:
     """Kernels that forked processes compile while this process goes on; a thread of this process collects the results.
 
-    A fork has torch and Triton imported already; a new process would need seconds for it.  The forks use no CUDA.
+    A fork has torch and Triton already; a new process would need seconds to import them.  The forks use no CUDA.
     """
 
     def __init__(self, asked: Asked, work: list[ModelBatches], tell: Callable[[str], object],
@@ -115,6 +115,8 @@ def begin(
 ) -> Begun | None:  # fmt: skip
     """Start to compile the kernels without waiting for them.  Conditions, errors and arguments are as in ready().
 
+    On a system without fork, nothing happens.
+
     Returns: an object to wait for before the first launch.  None: nothing is being compiled.
     """
     if not wanted(device) or "fork" not in multiprocessing.get_all_start_methods():
@@ -141,7 +143,7 @@ def _on_the_cpu() -> AbstractContextManager[object]:
 
 
 def _few(work: ModelBatches, facts: Device) -> ModelBatches:
-    """Drop batches that need only kernels of earlier batches.  Beyond CHUNK batches, the pool does this."""
+    """Drop batches that need only kernels of earlier batches.  If there are more than CHUNK, the pool does so."""
     return work if len(work.batches) > CHUNK else work._replace(batches=distinct(work.model, work.batches, facts))
 
 
@@ -160,7 +162,7 @@ def wanted(device: torch.device | Device) -> bool:
 
 
 def _prepare(asked: Asked) -> tuple[Summary, bool]:
-    """Compile the kernels of usual steps; return what was done, and whether another process compiles all others."""
+    """Compile the kernels of usual steps; return what was done, and whether another process compiles the rest."""
     count = manifest.found(asked)
     if count is not None:
         return Summary(count, 0, 0.0), False
@@ -177,7 +179,8 @@ def _prepare(asked: Asked) -> tuple[Summary, bool]:
 def prepare_for(host: str, told: dict[str, Any], drafts: int, device: Device | None) -> Summary:
     """Compile the kernels that a host's plug-in will ask for, for one kind of layers, into Triton's cache.
 
-    told: keywords of paged_attn.prepare().  drafts: draft tokens of a decode.  Without a device, this machine's GPU.
+    told: keywords of paged_attn.prepare().  drafts: draft tokens of a sequence in a decode.  device: None for this
+        machine's GPU.
     """
     given, sizes = dict(told), {name: told[name] for name in ("max_seqs", "max_tokens", "max_seqlen")}
     given["score_mod"] = named(given.get("score_mod"), given.get("score_mod_args", ()))

@@ -72,7 +72,7 @@ def _within(host: str, package: str, adapter: str, first: tuple[int, int], last:
 def _from(host: str, packages: tuple[str, ...], first: tuple[int, ...], last: tuple[int, ...]) -> Probe:
     """Probe for an adapter that checks the host's code itself, and so decides about versions after `last`.
 
-    packages: names under which the host may be installed; the first one found counts.
+    packages: names of packages that may contain the host.  The first one with metadata gives the version.
     """
     versions = [v for v in (_version(package, host) for package in packages) if v is not None]
     if not versions:
@@ -100,21 +100,21 @@ def _found(host: str, package: str, adapter: str) -> Probe:
 
 
 def _adapted(probe: Probe, adapter: str) -> Probe:
-    """Return the probe.  If there is no such adapter, `fits` is None and `says` tells so."""
+    """Return the probe.  If this package has no adapter of that name, `fits` is None and `says` tells so."""
     if (HERE / adapter / "__init__.py").exists():
         return probe
     return probe._replace(fits=None, says=f"{probe.version}; there is no adapter for it here")
 
 
 def _number(version: str, parts: int = 2) -> tuple[int, ...]:
-    """First numbers of a version: (5, 17) for "5.17.0"."""
+    """First `parts` numbers of a version: (5, 17) for "5.17.0"."""
     return tuple(int(x) for x in re.findall(r"\d+", version)[:parts])
 
 
 def _version(package: str, module: str) -> str | None:
     """Version of a package; UNKNOWN if the package has no metadata.
 
-    None: its module cannot be found.  Metadata alone may be left over from an uninstalled package.
+    None: the module cannot be found.  Metadata does not count then, because an uninstalled package may have left it.
     """
     if not _origin(module):
         return None

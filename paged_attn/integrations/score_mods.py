@@ -29,7 +29,7 @@ def temperature(score, query_pos, key_pos, head, length, per_log):  # type: igno
 
 
 def modifier(length: int) -> dict[str, Any]:
-    """Grok's temperature as keywords of paged_attention.  length: last position whose scores stay as they are."""
+    """Grok's temperature as keywords of paged_attention.  length: last query position whose scores stay as they are."""
     return {"score_mod": temperature, "score_mod_args": (length, 1 / math.log2(length))}
 
 
@@ -45,8 +45,9 @@ def chunks_back(score, query_pos, key_pos, head, size, lookback):  # type: ignor
 def look_back(lookback: int, window: int, causal: bool) -> dict[str, Any]:
     """Arguments of flash_attn/common_call.attend: `lookback` + 1 chunks in place of a window of `window` keys.
 
-    A query sees its own chunk and `lookback` chunks before it, of equal size.  A causal call without earlier chunks
-    needs no modifier.  All other calls get one, and a window of `size` * (`lookback` + 1) - 1 keys before the query.
+    All chunks have `size` positions.  A query sees its own chunk, `lookback` chunks before it and, without causality,
+    all later keys.  If `lookback` is 0, a causal call needs no score_mod.  Any other call gets one, and a window of
+    `size` * (`lookback` + 1) - 1 keys before the query.
     """
     size = window // (lookback + 1)
     if size < 1:

@@ -1,4 +1,4 @@
-"""FlashAttention's functions over paged_attention, for hosts that call such functions; no host is imported or patched.
+"""FlashAttention's functions over paged_attention, for hosts that call them.  No host is imported or patched.
 
 install() makes a module `flash_attn` of these functions, for hosts that import a module of this name.
 """

@@ -1,4 +1,4 @@
-"""Code that all functions here share: it turns FlashAttention's arguments into one call of paged_attention."""
+"""Code that all functions of this folder share: it turns their arguments into one call of paged_attention."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def attend(
     causal = causal.bool() if isinstance(causal, Tensor) else bool(causal)
     slopes, nothing_ahead = given.get("alibi_slopes"), max_seqlen_q == 1 or causal is True or window[1] == 0
     if causal is True and not given.get("clip_spans") and given.get("query_positions") is None:
-        # A causal mask becomes a window: FlashAttention allows more queries than keys, causal=True here does not.
+        # A causal mask becomes a window, because causal=True of paged_attention refuses more queries than keys.
         causal, window = False, (window[0], 0)
     out = given.get("out")
     if out is None and q.dtype in FP8:  # FlashAttention-3 gives bfloat16, too
@@ -90,9 +90,9 @@ def window_of(given: dict[str, Any]) -> tuple[int, int]:
 
 
 def scales_of_scores(given: dict[str, Any], q: Tensor, k: Tensor) -> tuple[Any, Any]:
-    """Return (q_scale, k_scale).  If q_descale has a row for each sequence, these are 1 and both descales' product.
+    """Return (q_scale, k_scale): if q_descale has a row for each sequence, 1 and the product of both descales.
 
-    paged_attention could otherwise take the rows for scales by token.
+    If there are as many tokens as sequences, paged_attention would take rows of q_scale for scales by token.
     """
     q_scale, k_scale = scale(given.get("q_descale"), q), scale(given.get("k_descale"), k)
     if not isinstance(q_scale, Tensor) or q_scale.ndim < 2:
@@ -103,7 +103,10 @@ def scales_of_scores(given: dict[str, Any], q: Tensor, k: Tensor) -> tuple[Any, 
 
 
 def scale(value: Any, stored: Tensor) -> Any:
-    """A FlashAttention descale as float, [1], [kv_heads] or [seqs, kv_heads]; None if `stored` is not fp8."""
+    """Return a FlashAttention descale as float, [1], [kv_heads] or [seqs, kv_heads]; 1.0 if there is no descale.
+
+    Without fp8 in `stored`, return None.
+    """
     if stored.dtype not in FP8:
         return None
     if value is None:
@@ -174,10 +177,10 @@ def latent(
 ) -> Latent:
     """Join q [tokens, heads, rope] with given["qv"] [tokens, heads, rank], and k [..., rope] with v [..., rank].
 
-    Scores are q k + qv v, so a whole key is the value and then the rotated part, as they lie in the cache.  With
-    only_qv, without k, or if q is None or has no dims, the values are the whole keys.  If `own` is true, k and v are
-    the call's own keys and values, and are copied into one tensor unless they lie in one.  A cache must have both in
-    one tensor.
+    Scores are q k + qv v, so a whole key is the value and then the rotated part, as they lie in the cache.  If only_qv
+    is set, if q or k is None, or if q has no dims, the values are the whole keys.  If `own` is true, k and v are the
+    call's own keys and values, which are copied into one tensor unless they already lie in one.  The keys and values of
+    a cache must lie in one tensor.
     """
     qv = given["qv"]
     if qv.ndim != 3:

@@ -1,4 +1,4 @@
-"""flash_attn_with_kvcache: write new keys to a cache, with rotary embedding if asked, and attend over the cache."""
+"""flash_attn_with_kvcache: write new keys and values to a cache, rotate queries and keys if asked, and attend."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def flash_attn_with_kvcache(
             position start + i; start is rotary_seqlens if given, else cache_seqlens.  Without causal, window_size and
             attention_chunk, all queries of a sequence are rotated by position start.  rotary_interleaved: True by
             default.
-        cache_seqlens: int, or [seqs] int32 | int64; keys in the cache before this call.  None: full.  -1: padding.
+        cache_seqlens: int, or [seqs] int32 | int64; keys in the cache before this call.  -1: padding.  None: every slot
+            has a key; k and v are then refused.
         cache_batch_idx: [seqs] int32 | int64; rows of the table, or of the cache if there is no table.
         cache_leftpad: [seqs] int32 | int64; index of each sequence's first key.  Chunks count from this key;
             cache_seqlens and positions in rotary tables count from the first slot.
@@ -150,7 +151,7 @@ def _append(
     given: dict[str, Any], q: Tensor, starts: Tensor | None, len_q: int | None, k_cache: Tensor, v_cache: Tensor,
     table: Tensor, cached: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Write k and v behind the cached keys; return (queries, lengths [seqs] after the write).
+    """Write k and v after the cached keys; return (queries, lengths [seqs] after the write).
 
     Queries and new keys are rotated if rotary tables are given.
     """
@@ -235,7 +236,7 @@ def _slots(new: Tokens, cached: Tensor, table: Tensor, page_size: int) -> Tensor
 def _without_left(
     left: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, lens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Drop the first left[s] keys of each sequence s; return (K, V, table, lens), with pages of one token."""
+    """Drop the first left[s] slots of each sequence s; return (K, V, table, lens), with pages of one token."""
     k, v, of_page, of_slot = _by_token(k_cache, v_cache)
     size, columns = k_cache.shape[1], table.shape[1]
     at = left[:, None] + torch.arange(columns * size, dtype=torch.int32, device=table.device)
@@ -246,12 +247,12 @@ def _without_left(
 def _by_token(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, int, int]:
     """View caches as pages of one token: (K, V, id step of cache pages, id step of slots).
 
-    The one-token page of slot j of cache page i has id i * (id step of cache pages) + j * (id step of slots).  From one
-    id to the next, the address grows by the greatest common divisor of the strides of cache pages and slots.  If
-    slots of one head lie side by side (HND), one-token pages overlap, which is fine for reading.
+    Slot j of cache page i becomes the one-token page with id i * (id step of cache pages) + j * (id step of slots).
+    From one id to the next, the address grows by the greatest common divisor of the strides of cache pages and slots.
+    If slots of one head lie side by side (HND), one-token pages overlap, which is fine for reading.
     """
     (k, *steps), (v, *others) = _steps(k_cache), _steps(v_cache)
-    if steps != others:  # the same token would have other page ids in K than in V
+    if steps != others:  # a token would have one page id in K and another one in V
         return _by_token(k_cache.contiguous(), v_cache.contiguous())
     return k, v, steps[0], steps[1]
 

@@ -99,14 +99,14 @@ ALIASES = {
     "block_table": "page_table", "s_aux": "sinks", "learnable_sink": "sinks", "return_softmax_lse": "return_lse",
     "q_v": "qv", "output_scale": "out_scale",
 }  # fmt: skip
-# arguments that change how a result is computed, but not the result
+# ignored arguments: they change how a result is computed, but not the result
 IGNORED = {
     "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "deterministic", "fa_version", "ver", "min_seqlen_k",
     "seqlen_k_per_split", "disable_scheduler_metadata", "cp_rank", "cp_tot_seqused_k", "backend", "use_td",
     "rel_bias_prep_cache",
     *SEGMENTS,
 }  # fmt: skip
-# refused arguments -> a neutral value that is accepted, as None is
+# refused arguments -> a neutral value, which is accepted, as None always is
 REFUSED: dict[str, Any] = dict.fromkeys(
     ("gather_kv_indices", "gather_kv_valid_length", "score_mod", "score_mod_bwd", "mask_mod",
      "block_sparse_tensors", "block_sparse_tensors_bwd", "aux_tensors", "aux_scalars", "aux_tensor_leading_dims",
@@ -151,10 +151,10 @@ MASKS = dict.fromkeys(
 def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Return the given arguments, each under one name (ALIASES), and the version whose order the call follows.
 
-    Arguments that are None or IGNORED are left out.
+    Arguments that are None or IGNORED are left out, and so are REFUSED arguments with their neutral value.
 
-    Raises TypeError for an unknown keyword, a keyword given twice, or an order that cannot be told.  Raises ValueError
-    for a refused argument.
+    Raises TypeError for an unknown keyword, an argument given twice, or an order that cannot be told.  Raises
+    ValueError for a refused argument.
     """
     version = _version(function, tuple([kind(x) for x in args]), tuple(keywords))
     named = dict(zip(ORDERS[function][version], args))
@@ -196,9 +196,10 @@ def _refuse(function: str, name: str, value: Any) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _version(function: str, kinds: tuple[str, ...], keywords: tuple[str, ...]) -> str:
-    """Return the first fitting version; versions that have all keywords go before others.
+    """Return the first version that fits the call; versions that have all keywords go before others.
 
-    TypeError if none fits, or if the preferred versions give arguments different names.
+    TypeError if no version has a keyword, if none fits, or if the versions that go first give positional arguments
+    different names.
     """
     orders = ORDERS[function]
     known = {name for order in orders.values() for name in order}

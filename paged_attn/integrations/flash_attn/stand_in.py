@@ -11,7 +11,7 @@ import types
 from .kvcache import flash_attn_with_kvcache
 from .varlen import flash_attn_func, flash_attn_varlen_func
 
-VERSION = "2.8.3+paged.attn"  # the release of FlashAttention-2 that the module replaces
+VERSION = "2.8.3+paged.attn"  # a release of FlashAttention-2, for hosts that look at the version
 MODULES = ("flash_attn", "flash_attn.flash_attn_interface")
 FUNCTIONS = (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache)
 log = logging.getLogger(__name__)

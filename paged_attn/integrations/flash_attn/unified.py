@@ -29,10 +29,11 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
         mm_prefix_range: [seqs, R, 2] int32 | int64; ranges (first, last), both included, whose tokens see each other.
             A range of one token or none has no effect.
         mm_prefix_clamp_sliding_window: whether the window also hides keys inside ranges.
-        rswa_prefix_lens: [seqs]; number of first keys that stay visible behind a window of rswa_window keys, the
+        rswa_prefix_lens: [seqs]; number of first keys that stay visible outside a window of rswa_window keys, the
             query's own included.  This window replaces window_size.  Calls must be causal, without ranges and slopes.
         chunk_lookback: number of earlier chunks that a query sees beside its own, in place of the window.  Chunks have
-            (left + 1) // (chunk_lookback + 1) positions.  -1, or a window without limit: no chunks.
+            (left + 1) // (chunk_lookback + 1) positions.  Without causality, a query also sees all later keys.
+            -1, or a window without limit: no chunks.
         q_descale, k_descale, v_descale: as in flash_attn_varlen_func.
         output_scale: float or [1] float32, for an fp8 out.
 
@@ -93,7 +94,7 @@ def _behind(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def spans_of(ranges: Tensor) -> Tensor:
-    """Spans from vLLM's ranges [seqs, R, 2], whose last number is included; (-1, -1) for one token or none."""
+    """Spans from vLLM's ranges [seqs, R, 2], both ends included.  A range of one token or none becomes (-1, -1)."""
     first, last = ranges.unbind(-1)
     there = first < last
     return torch.stack([torch.where(there, first, -1), torch.where(there, last + 1, -1)], -1)
@@ -112,15 +113,16 @@ class Split(NamedTuple):
 def split(prompts: Tensor, page_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, tokens: int) -> Split:
     """Split sequences at their prompt lengths [seqs] int32, for R-SWA, without a host sync.
 
-    In R-SWA, keys of the prompt stay visible behind the window of generated tokens (vLLM has this for Unlimited-OCR).
+    In R-SWA, keys of the prompt stay visible outside the window of generated tokens (vLLM has this for Unlimited-OCR).
     A query sees earlier keys that lie in the prompt, or less than a window before the query.  prefix_lens of
-    paged_attention shows the whole prefix to all queries.  Queries in the prompt must not see its later keys.
+    paged_attention shows the whole prefix to all queries.  But a query in the prompt must not see the prompt's later
+    keys.
 
     Queries in the prompt therefore become a separate sequence.  Its prefix ends before its first query.  All its
     queries get the position of the first one, so that the window hides no query's key from another query.  Causal
     masks go by the order of keys, which does not change.
 
-    If a sequence has no queries in its prompt, or none after it, that part has length 0.
+    If a sequence has no queries in its prompt, or none after its prompt, the sequence for these queries has length 0.
     """
     if not len(seq_lens):  # all tokens are padding
         nowhere = torch.zeros(tokens, dtype=torch.int32, device=seq_lens.device)

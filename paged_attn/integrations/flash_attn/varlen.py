@@ -16,16 +16,16 @@ from .common_call import FP8, attend, bound, dense, even_starts, int32, latent, 
 from .orders import bind
 
 PAGE = 64  # page size of ragged keys that are copied
-# A call of at least this number of rows (query tokens x query heads of a KV head) copies its keys and values.  Without
-# the copy, pages have one token, and a prefill takes twice as long.  At 800 TFLOP/s and 4 TB/s, a copy takes less than
-# the added time from some 400 rows on.
+# Ragged keys and values that are read as pages are copied if the longest sequence has at least this number of rows
+# (query tokens x query heads of a KV head).  Without the copy, pages have one token, and a prefill takes twice as long.
+# At 800 TFLOP/s and 4 TB/s, a copy takes less than the added time from about 400 rows on.
 ROWS = 512
 # Arguments with an optional axis of sequences -> number of axes of a tensor that has this axis.
 OF_SEQS = {"alibi_slopes": 2, "q_descale": 2, "k_descale": 2, "v_descale": 2, "dynamic_causal": 1}
 
 
 class Keys(NamedTuple):
-    """Keys and values as paged_attention reads them.  new: k and v are new keys, and there is no cache."""
+    """Keys and values as paged_attention reads them.  new: k and v are new keys and values, without a cache."""
 
     k: Tensor
     v: Tensor
@@ -47,7 +47,8 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
             kv_heads, head_dim] with seqused_k.  The last axis of v, and of results, may have another size.
         cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32 | int64.
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
-        seqused_q: [seqs] int32 | int64; only this many first queries of a sequence count.  Rows of others are zeros.
+        seqused_q: [seqs] int32 | int64; number of first queries of each sequence that count.  Result rows of all other
+            queries are zeros.
         seqused_k: [seqs] int32 | int64; keys of each sequence, instead of the differences of cu_seqlens_k.
         block_table: [seqs, max_pages] int32 | int64, also named page_table.  Entries past the last key may hold
             anything.
@@ -158,8 +159,8 @@ def ragged(k: Tensor, v: Tensor, starts: Tensor, longest: int, rows: int, latent
     A page of the copy starts at each token, so pages overlap.  The copy ends with PAGE - 1 rows of zeros, for the page
     at the last token.
 
-    `starts` is cu_seqlens_k.  `longest` is an upper bound on the keys of a sequence.  `rows` is the number that is
-    compared with ROWS.  If `latent` is true, values are the first dims of keys.
+    `starts` is cu_seqlens_k.  `longest` is an upper bound on the keys of a sequence.  Keys are copied if `rows` is at
+    least ROWS.  If `latent` is true, values are the first dims of keys.
     """
     page = 1 if rows < ROWS else PAGE
     if page > 1:
@@ -204,7 +205,9 @@ def batches(name: str, x: Any, axes: tuple[str, ...]) -> None:
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Any:
-    """FlashAttention of a dense batch, with the argument order of FlashAttention-2, -3 or -4, told apart by types.
+    """FlashAttention of a dense batch, with the argument order of FlashAttention-2, -3 or -4.
+
+    Types of positional arguments, and keywords, tell which order a call has.
 
     Args:
         q: [batch, len_q, heads, head_dim].
@@ -228,11 +231,11 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any
     len_k = k.shape[1]
     lens = torch.full((batch,), len_k, dtype=torch.int32, device=q.device)
     starts = even_starts(batch, len_q, q.device)
-    # a page is a whole sequence here, and pages are slower than new keys if their size is no multiple of 8
+    # A page is a whole sequence, unless keys are passed as new keys, which are faster if len_k is no multiple of 8.
     new = len_q == len_k and len_k % 8 != 0 and k.dtype not in FP8 and not two_parts
     keys = (k.flatten(0, 1), v.flatten(0, 1)) if new else (k, v)
     table = lens[:, None] if new else rows_as_pages(None, batch, q.device)
-    if len_k == 0:  # a cache needs a page of at least one slot, which no query sees
+    if len_k == 0:  # a cache needs at least one page of one slot; no query sees this slot
         none = k.new_zeros((1, 1, k.shape[2], max(k.shape[-1], v.shape[-1])))
         keys, table = (none[..., : k.shape[-1]], none[..., : v.shape[-1]]), lens[:, None]
     probs = bool(given.get("return_attn_probs", False))

@@ -56,7 +56,7 @@ class Backend(AttentionBackend):
 
     @property
     def verify_mask(self) -> Any:
-        """Buffer into which SGLang writes the masks of draft trees."""
+        """Buffer into which SGLang writes the masks of draft trees; None without speculation."""
         return self._mask
 
     def update_verify_buffers_to_fill_after_draft(self, spec_info: Any, cuda_graph_bs: int | None) -> None:

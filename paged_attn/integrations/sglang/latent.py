@@ -1,7 +1,7 @@
 """The backend for latent attention (MLA): absorbed queries over SGLang's pool of latents, or expanded keys.
 
-SGLang chooses one of the two for each batch (`method_of`).  In an absorbed call, the layer's head sizes are those of a
-latent.  In an expanded call, they are those of a head.
+SGLang chooses one of the two for each batch (`method_of`).  In an absorbed call, the layer has one KV head, with the
+dims of a latent.  In an expanded call, the layer has the model's own KV heads.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LatentBackend(Backend):
     def _store(self, k: Tensor, v: Tensor | None, k_rope: Tensor | None, layer: Any, batch: Any) -> None:
         """Store latents and rotated parts, given in one or two tensors.
 
-        The pool takes no scale, so this method divides by the layer's scale if the pool is fp8.
+        The pool takes no scale, so this method divides by the layer's k_scale if the pool is fp8.
         """
         where = KVWriteLoc.for_batch(batch)
         if layer.k_scale is not None and self.token_to_kv_pool.dtype.itemsize == FP8_BYTES:
@@ -135,9 +135,9 @@ class LatentBackend(Backend):
 def method_of(attention: Any, batch: Any) -> Any:
     """Return how DeepSeek's models call attention, by SGLang's rule for FlashAttention-3.
 
-    Prompts have expanded keys, also for their contexts, at once or in chunks.  All other calls are absorbed.  So are
-    prompts on a deterministic server, and prompts whose contexts together are shorter than SGLang's threshold but not
-    empty.
+    Decodes and drafts are absorbed.  So are prompts on a deterministic server, and prompts whose contexts together are
+    not empty but shorter than SGLang's threshold.  All other prompts have expanded keys, also for their contexts, at
+    once or in chunks.
     """
     from sglang.srt.models.deepseek_common.attention_backend_handler import handle_attention_fa3
 

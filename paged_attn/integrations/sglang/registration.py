@@ -15,7 +15,7 @@ METHODS = "sglang.srt.models.deepseek_common.attention_backend_handler"
 def register() -> str:
     """Offer the backend under NAME, for --attention-backend; return the name.  A second call changes nothing.
 
-    Raises: ImportError where SGLang is absent or has no such registry.
+    Raises: ImportError where SGLang is absent or lacks the registry.
     """
     registry, arguments = _module(REGISTRY), _module(ARGUMENTS)
     add = _attribute(registry, "register_attention_backend")
@@ -34,7 +34,7 @@ def register() -> str:
 
 
 def plugin() -> None:
-    """The entry point.  SGLang runs it even if another backend is chosen, so an error becomes a warning."""
+    """The entry point.  SGLang runs it even if another backend is chosen, so an ImportError becomes a warning."""
     try:
         register()
     except ImportError as error:

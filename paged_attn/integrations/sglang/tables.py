@@ -1,8 +1,8 @@
 """A batch's tables, which all layers share: page tables, lengths, and where the queries of each sequence begin.
 
-SGLang keeps a row of slot numbers for each request.  With pages of one token, the page table is ragged: kv_indptr is a
-sum of lengths, and SGLang's own kernel fills kv_indices.  With larger pages, the page table is dense.  The slots of a
-page are then consecutive, and a page's number is its first slot number divided by the page size.
+SGLang keeps a row of slot numbers for each request.  With pages of one token, the page table is ragged: kv_indptr has
+the running sums of lengths, and SGLang's own kernel fills kv_indices.  With larger pages, the page table is dense.  The
+slots of a page are then consecutive, and a page's number is its first slot number divided by the page size.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Slots(NamedTuple):
     window_pool: Any
 
     def bound(self, batch: Any, drafts: int = 0) -> int:
-        """Upper bound on a sequence's keys, drafts included.  If the CPU does not know lengths, the length of a row.
+        """Upper bound on a sequence's keys, drafts included: the length of a row if the CPU does not know lengths.
 
         drafts: query tokens of each sequence that seq_lens does not count yet.
         """
@@ -56,13 +56,16 @@ class Slots(NamedTuple):
         return self.rows[:, : bound : self.page_size].index_select(0, requests) // self.page_size
 
     def keys(self, batch: Any, bound: int, drafts: int = 0) -> int:
-        """Upper bound on the sum of all sequences' keys.  If the CPU does not know it, `bound` for each sequence."""
+        """Upper bound on the sum of all sequences' keys: sequences * `bound` if the CPU does not know the sum."""
         known = None if batch.seq_lens_sum is None else int(batch.seq_lens_sum) + drafts * batch.batch_size
         most, bucket = batch.batch_size * bound, batch.batch_size * BUCKET
         return most if known is None else min(most, -(-known // bucket) * bucket)
 
     def ragged(self, requests: Tensor, lens: Tensor, bound: int, indptr: Tensor, indices: Tensor) -> None:
-        """Write kv_indptr and kv_indices into the first entries of indptr and indices.  bound: upper bound on lens."""
+        """Write kv_indptr and kv_indices into the first entries of indptr and indices.
+
+        indptr[0] must be 0 before the call.  bound: upper bound on lens.
+        """
         from sglang.kernels.ops.attention.kv_indices import create_flashinfer_kv_indices_triton as copy_rows
 
         seqs = len(lens)
@@ -74,7 +77,10 @@ class Slots(NamedTuple):
             )
 
     def window(self, requests: Tensor, bound: int) -> Tensor | None:
-        """Slot numbers [seqs, bound] in the pool of sliding layers; arbitrary for keys before every window."""
+        """Slot numbers [seqs, bound] in the pool of sliding layers; arbitrary for keys that no window reaches.
+
+        None: sliding layers have no pool of their own.
+        """
         if self.window_pool is None:
             return None
         slots = self.rows[:, :bound].index_select(0, requests)

@@ -41,12 +41,12 @@ def register() -> str:
 
 
 def unregister() -> None:
-    """If this library is active, activate torch's own kernels; take the name off torch's list."""
+    """Take the name off torch's list; if this library is active, first activate torch's own kernels."""
     import torch.nn.attention as host
 
     if host.current_flash_attention_impl() == NAME:
         host.restore_flash_attention_impl()
-    listed = getattr(getattr(host, "_registry", None), "_FLASH_ATTENTION_IMPLS", {})  # there is no public way
+    listed = getattr(getattr(host, "_registry", None), "_FLASH_ATTENTION_IMPLS", {})  # torch has no function for this
     listed.pop(NAME, None)
 
 
@@ -121,7 +121,7 @@ def _kept_order() -> Iterator[None]:
 
 
 class _Handle:
-    """Keeps the stand-in kernels registered; torch calls remove() before another implementation takes their place."""
+    """Keeps this library's kernels registered; torch calls remove() before another implementation takes their place."""
 
     def __init__(self, library: torch.library.Library) -> None:
         self.library: torch.library.Library | None = library
@@ -170,7 +170,7 @@ def _is_torchs(query: Tensor, key: Tensor, value: Tensor, args: tuple[Any, ...],
     """Whether a call stays with torch's own kernel.
 
     A call stays if it has no cum_seq_q, as in scaled_dot_product_attention.  A call without block_table also stays if
-    its tensors require grad.
+    its query, key or value requires grad.
     """
     if args[0] is None:
         return True

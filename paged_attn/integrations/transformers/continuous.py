@@ -41,7 +41,7 @@ def attend(
     if layer.window is None:
         _write(k, v, layer, tables)
         out = paged_attention(q, layer.k_pages, layer.v_pages, *where, **rest)
-    else:  # new keys may overwrite keys that this call still has to read, so they are written afterwards
+    else:  # new keys are written after the call, because they may overwrite cached keys that the call reads
         cached = kwargs["read_index"][layer.group].numel() > 0
         pages = (layer.k_slots, layer.v_slots) if cached else (layer.k_pages, layer.v_pages)
         out = paged_attention(q, *pages, *where, k_new=k, v_new=v, **rest)
@@ -91,7 +91,7 @@ def _find(cache: Any, index: int) -> Layer:
         kind, page_size = allocator.layer_type, allocator.tokens_per_page
         window, stride = getattr(allocator, "sliding_window", None), allocator.block_physical_stride
         return _layer(allocator.index, kind, page_size, stride, window, k, v)
-    if hasattr(cache, "layer_index_to_group_indices"):  # one buffer for the n-th layers of all groups
+    if hasattr(cache, "layer_index_to_group_indices"):  # one buffer holds the n-th layer of every group
         group, place = cache.layer_index_to_group_indices[index]
         window = cache.sliding_windows[index]  # the host writes 1 for full attention
         kind = "full_attention" if window == 1 else "sliding_attention"
@@ -106,7 +106,7 @@ def _find(cache: Any, index: int) -> Layer:
 def _layer(group: int, kind: str, page_size: int, stride: int, window: int | None, k: Tensor, v: Tensor) -> Layer:
     if kind not in ("full_attention", "sliding_attention"):
         raise ValueError(f"paged_attn does not know layers of {kind}")
-    slots = min(len(k), len(v))  # in one buffer, the view of values begins later, so it is shorter
+    slots = min(len(k), len(v))  # if keys and values share one buffer, the view of values begins later and is shorter
     pages = 1 + (slots - page_size) // stride
     paged = [x.as_strided((pages, page_size, *x.shape[1:]), (stride * x.stride(0), *x.stride())) for x in (k, v)]
     return Layer(group, kind, page_size, stride, window, k[:slots].unsqueeze(1), v[:slots].unsqueeze(1), *paged)

@@ -1,7 +1,8 @@
 """The registered attention function, and plain `generate`.
 
 `forward` refuses some arguments and leaves continuous batching to continuous.py.  In plain `generate`, the host's
-[B, kv_heads, T, D] keys and values are read as pages in place, and its masks become bounds.
+[B, kv_heads, T, D] keys and values are viewed as pages, or copied if their strides do not allow a view.  The host's
+masks become bounds.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from ...api import paged_attention
 from ...strides import settled
 from . import continuous
 
-# Page size of unpadded batches whose keys, and distances between sequences, are multiples of it.  Other batches have
-# pages of one token.  A page size is compiled into a kernel, so it cannot be T, which grows with each token.
+# Page size of batches without bounds (see `mask`), if T and the rows from one sequence to the next are multiples of it.
+# Other batches have pages of one token.  A page size is compiled into a kernel, so it cannot be T, which grows with
+# each token.
 PAGE = 16
 CHUNKED = "chunked_overlay.<locals>.inner_mask"
 KNOWN = ("causal_mask_function", "sliding_window_overlay.<locals>.inner_mask", CHUNKED)
-# Arguments of some models' attention that would change the result.  They are refused; other arguments are ignored.
+# Arguments of some models' attention that would change the result, and are refused.  Other keywords are ignored.
 UNKNOWN = ("head_mask", "position_bias", "indices", "block_indices", "output_attentions")
 
 
@@ -145,8 +147,8 @@ def _rows_of_a_sequence(x: Tensor) -> int | None:
 def _pages(x: Tensor, page: int, per_seq: int) -> Tensor:
     """View [B, kv_heads, T, D] as pages [N, kv_heads, page, D]; sequence s begins at page s * per_seq.
 
-    Pages behind a sequence's T keys hold other rows, for example of the next head.  Calls never read them: a page table
-    has these pages only behind the last key.
+    Pages after a sequence's T keys hold other rows, for example of the next head.  A page table has these pages only
+    after the page of the last key, and calls never read entries there.
     """
     seqs, heads, keys, dim = x.shape
     count = (seqs - 1) * per_seq + keys // page
@@ -169,7 +171,7 @@ def _batch(
     if kept is None or kept[0] != sizes:
         first, end, *place = bounds[:, 0, 0].unbind(1)
         whole = _whole.__wrapped__(*sizes, device)
-        # Entries behind the last key may hold anything.
+        # Entries of the table after the last key may hold anything.
         table, lengths = whole.page_table + first[:, None], end - first
         if place and chunk is not None:
             table, lengths = _behind(table, place[0], chunk), lengths + place[0]
@@ -182,9 +184,9 @@ def _batch(
 def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
     """Put `place` entries before each row of the table, so that chunks begin where the host's chunks begin.
 
-    The host may have dropped the first keys of a chunk and kept the others.  `place` counts these dropped keys, and
-    each has an entry.  No query sees these entries: the host drops only keys at least a chunk before the first query,
-    so none in that query's chunk.
+    The host may have dropped the first keys of a chunk and kept the others.  `place` is the number of these dropped
+    keys, for each of which the table gets an entry.  No query sees them: the host drops only keys at least a chunk
+    before the first query, so none in that query's chunk.
     """
     columns = torch.arange(table.shape[1] + chunk - 1, device=table.device) - place[:, None]
     return table.gather(1, columns.clamp_(0, table.shape[1] - 1))
@@ -233,7 +235,7 @@ def mask(
 
     With chunks that may hide keys, [B, 1, 1, 3]: the third number is the first key's offset within its chunk.  Chunks
     count from a sequence's first token, as in the host.  The host does not call this function for 4-D masks, which
-    `attend` refuses.  Padding is read on the CPU, once for all layers.
+    `attend` refuses.  The CPU reads attention_mask, once for all layers.
     """
     chunk = None if mask_function is None else _chunk(mask_function)
     end = q_offset + q_length - kv_offset  # a static cache has more slots than keys so far

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from paged_attn.preparation.model import Model
 
 STEP = 64  # tokens: the host pads batches with prompts to a multiple of this number
-TOKENS = 8192  # tokens of a batch if the settings leave their number to the host
-REQUESTS, KEYS = 1024, 131072  # requests of a batch and keys of a sequence, if no prompts are known
+TOKENS = 8192  # bound on tokens of a batch, and on keys of a sequence, if neither settings nor hints give one
+REQUESTS, KEYS = 1024, 131072  # in `prepare`, which knows no prompts: bounds on requests of a batch, keys of a sequence
 _begun: list[Begun] = []
 
 

@@ -17,7 +17,7 @@ from . import plain, ready
 from .plain import forward
 
 # The host reads features from an implementation's name.  "flash" in it means that no mask is needed and that CUDA
-# graphs pay.  A 2 or 3 behind "flash" means that decodes may hand over a block table.
+# graphs pay.  A 2 or 3 after "flash" means that decodes may pass a block table.
 NAME = "paged_attn_flash3"
 NAMES = (NAME, f"paged|{NAME}")  # transformers up to 5.19 uses the prefix in continuous batching
 
@@ -97,7 +97,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _keep_name(model: type) -> Callable[..., str]:
-    """Wrap the host's check so that it keeps our names: models that list their flash kernels replace unknown names."""
+    """Wrap the host's check, which replaces unknown names if a model lists its flash kernels: it keeps our names."""
     original = _attribute(model, "_check_and_adjust_attn_implementation")
 
     @functools.wraps(original)

@@ -1,6 +1,6 @@
 """vLLM over this library: an attention backend, chosen as CUSTOM.
 
-vLLM finds `plugin` by its entry point and calls it in each vLLM process.  Programs without entry points call
+vLLM finds `plugin` by its entry point and calls it in each vLLM process.  Where entry points are not loaded, call
 `register`.
 """
 

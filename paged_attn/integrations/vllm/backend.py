@@ -92,7 +92,7 @@ class Backend(host.Common, AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Return the spec; with scales by token, a slot also has bytes for a scale behind each key and value."""
+        """Return the spec; with scales by token, a slot also has bytes for a scale after each key and value."""
         kind = spec.kv_quant_mode.name.lower()
         if kind not in BY_TOKEN or spec.state_content_bytes is not None:
             return spec

@@ -1,4 +1,4 @@
-"""Formats of vLLM's caches: elements, scales behind rows, and the rotation of heads that int4 asks for."""
+"""Formats of vLLM's caches: elements, scales after rows, and the rotation of heads that int4 asks for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 from vllm.platforms import current_platform
 
 INT4 = "int4_per_token_head"
-# Formats with scales by token.
+# Formats with a scale for each token and head.
 BY_TOKEN = (INT4, "int8_per_token_head", "fp8_per_token_head")
-TAIL = 4  # bytes of the float32 scale behind each row of keys or of values
+TAIL = 4  # bytes of the float32 scale after each row of keys or of values
 
 
 def elements_of(kv_cache_dtype: str) -> torch.dtype | None:
@@ -26,7 +26,7 @@ def elements_in(kv_cache_dtype: str, dims: int) -> int:
 
 
 def tail_of(kv_cache_dtype: str) -> int:
-    """Bytes behind each row of keys or of values."""
+    """Bytes of the scale after each row of keys or of values; 0 without a scale."""
     return TAIL if kv_cache_dtype in BY_TOKEN else 0
 
 
@@ -36,10 +36,11 @@ def row_of(kv_cache_dtype: str, *dims: int) -> int:
 
 
 class Rotation:
-    """vLLM's rotation of heads before int4: signs, then Hadamard matrices of 1 and -1, which lengthen heads.
+    """vLLM's rotation of heads before int4: signs, then Hadamard matrices of 1 and -1.
 
-    Products of rotated queries and keys, divided by the square of the factor by which heads grow, are those of the
-    unrotated ones.  Signs are vLLM's own, so that its kernels and other instances read the same caches.
+    The matrices make a head longer by a factor.  The product of a rotated query and a rotated key, divided by the
+    square of this factor, is the product of the unrotated ones.  The signs are vLLM's own, so that its kernels and
+    other instances read the same caches.
     """
 
     def __init__(self, dims: int) -> None:

@@ -94,7 +94,7 @@ def shard_of(config: Any, spec: Any) -> tuple[int, int, int] | None:
         group = get_dcp_group()
     except AssertionError:  # vLLM has made no groups
         return None
-    if group.world_size == 1 or not getattr(spec, "dcp_sharded", True):  # False: each rank keeps all keys (some drafts)
+    if group.world_size == 1 or not getattr(spec, "dcp_sharded", True):  # False: each rank keeps all keys
         return None
     return group.rank_in_group, group.world_size, config.parallel_config.cp_kv_cache_interleave_size
 

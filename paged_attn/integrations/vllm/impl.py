@@ -73,7 +73,7 @@ class Impl(AttentionImpl):
         self.encodes = attn_type in ENCODERS
         if self.encodes and self.batch_invariant:
             raise NotImplementedError("paged_attn does not know VLLM_BATCH_INVARIANT of encoders, which have no cache")
-        self.ranks = getattr(self, "dcp_world_size", 1)  # ranks that share the keys of one KV head
+        self.ranks = getattr(self, "dcp_world_size", 1)  # number of ranks that share the keys of one KV head
         if self.ranks > 1:
             self._check_ranks()
         self.fp8 = None if self.encodes else elements_of(kv_cache_dtype)
@@ -199,7 +199,7 @@ class Impl(AttentionImpl):
         """Attend; query [tokens, heads, head_size], output [tokens, heads, head_size_v].
 
         kv_cache is [blocks, kv_heads, block_size, head_size + head_size_v] with any strides, or half as wide for int4.
-        A cache with scales by token has TAIL more bytes behind each key and each value.  Rows of `output` behind the
+        A cache with scales by token has TAIL more bytes after each key and each value.  Rows of `output` after the
         batch's tokens are padding, and become zeros.
         """
         if attn_metadata is None:  # vLLM only measures how much memory a step takes
@@ -256,7 +256,7 @@ class Impl(AttentionImpl):
         return output
 
     def _over_ranks(self, group: Any, shard: Any, output_scale: Tensor | None) -> dict[str, Any]:
-        """Keywords of distributed.paged_attention: a rank has queries of its own heads, and gets results of these."""
+        """Keywords of distributed.paged_attention.  A rank passes queries of its own heads, and gets their results."""
         if output_scale is not None:
             raise NotImplementedError("paged_attn does not quantise results of decode context parallelism")
         _, world, stripe = shard
@@ -285,11 +285,11 @@ class Impl(AttentionImpl):
         """Keys [blocks, kv_heads, block, head_size] and values [..., head_size_v]: views of the cache, which are kept.
 
         int4 has half as many elements.  If the cache has scales by token, `slot_scales` keeps views of the scales,
-        [blocks, kv_heads, block] each.  A scale lies behind its key or value.
+        [blocks, kv_heads, block] each.  A scale lies after its key or value.
         """
         if self._seen is not kv_cache or self._caches is None:
             kind, of_keys, of_values = self.kv_cache_dtype, self.head_size, self.head_size_v
-            # where values begin and end on the last axis
+            # where values begin on the last axis, and the length of this axis, scales included
             behind, width = row_of(kind, of_keys), row_of(kind, of_keys, of_values)
             if kv_cache.ndim != 4 or kv_cache.shape[-1] != width:
                 raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""Latent attention (MLA) inside vLLM's frame: decodes and writes go to this library, over the cache of latents.
+"""Latent attention (MLA): vLLM's module mla_attention (`frame`) calls this library for decodes, and for cache writes.
 
 vLLM absorbs each head's key matrix into the query before `forward_mqa`.  For prefills, vLLM expands keys and values for
 its prefill backend, which is prefill.py if the user chooses it.
@@ -67,7 +67,7 @@ class Builder(frame.MLACommonMetadataBuilder):
 
 
 class Impl(frame.MLACommonImpl):
-    """Decodes of a layer.  vLLM's frame calls them between the products with each head's key and value matrices."""
+    """Decodes of a layer, from absorbed queries.  vLLM's frame then multiplies results by each head's value matrix."""
 
     can_return_lse_for_decode: bool = True
     supports_dcp: bool = True
@@ -193,7 +193,7 @@ class Backend(host.Common, frame.MLACommonBackend):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        return False  # a prefill merges results over its context and over its new keys
+        return False  # a prefill with a context merges results, a prefill without one does not
 
 
 class CPUBackend(Backend):

@@ -44,7 +44,7 @@ class Metadata(AttentionMetadata):
     window: int | None = None
     prefix_lens: Tensor | None = None  # [seqs]
     query_positions: Tensor | None = None  # [tokens]
-    shard: tuple[int, int, int] | None = None  # (rank, world, stripe) if ranks share keys; seq_lens count all of them
+    shard: tuple[int, int, int] | None = None  # (rank, world, stripe) if ranks share keys; seq_lens count all keys
     split: bool = False  # each of vLLM's sequences is split into two: queries in its prompt, and later ones
 
 
@@ -80,7 +80,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         """Make a batch's metadata.  common_prefix_len is ignored: there is no cascade attention."""
         c = common_attn_metadata
         host.refuse(c, UNKNOWN)
-        bound = -(-int(c.max_seq_len) // BUCKET) * BUCKET  # int(): with chunks, vLLM's bounds are numpy's
+        bound = -(-int(c.max_seq_len) // BUCKET) * BUCKET  # with chunks, vLLM's bounds are numpy integers
         made = Metadata(
             c.num_actual_tokens, int(c.max_query_len), bound, c.query_start_loc, c.seq_lens, c.block_table_tensor,
             c.slot_mapping, c.causal, _spans(c), shard=self.shard,

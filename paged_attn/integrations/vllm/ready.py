@@ -17,7 +17,7 @@ from paged_attn.preparation.score_mod_ref import named
 from ..score_mods import alibi_sqrt
 from . import host
 
-SPANS = (1, 2)  # R of spans: images of a sequence.  Kernels for more images are compiled when a call needs them
+SPANS = (1, 2)  # values of R, as in `_spans`, whose kernels are prepared.  Others are compiled when a call needs them
 SLOTS = 3  # number of the axis of slots in vLLM's layouts, whose axes are [layers, pages, heads, slots, dims]
 E4M3 = torch.float8_e4m3fn
 log = init_logger("vllm.paged_attn")  # vLLM shows only messages of loggers under "vllm"
@@ -44,7 +44,8 @@ class Steps(NamedTuple):
 def make_ready(spec: Any, names: list[str], config: Any, device: Any, served: Any) -> None:
     """Compile the kernels of a group of layers.
 
-    If the group has the page size of vLLM's config, kernels of all layers with the same class of `impl` are compiled.
+    If the group has the page size of vLLM's config, the kernels of layers outside the group are compiled, too, for each
+    layer whose `impl` has the same class.
 
     served: served(layer, steps, spec, config) yields the kinds of calls of one layer.
     """

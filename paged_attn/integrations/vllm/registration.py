@@ -1,4 +1,4 @@
-"""Registration of the backends: names in vLLM's registry, and paths of classes, which vLLM imports once chosen."""
+"""Registration of the backends: names in vLLM's registry, and the path of the class that vLLM imports for each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def register(member: str = "CUSTOM") -> str:
     "CUSTOM" is also registered as a prefill backend for latent attention, which users choose separately.  "CPU_MLA"
     also replaces vLLM's prefill backend "CPU".
 
-    Raises: ImportError where vLLM is absent or has no such registry.  ValueError for another member, or one that this
+    Raises: ImportError where vLLM is absent or lacks the registry.  ValueError for another member, or one that this
         vLLM lacks.  RuntimeError if another plug-in has taken the member.
     """
     if member not in BACKENDS:
