@@ -26,7 +26,7 @@ __all__ = [
     "write_qkv",
 ]
 
-# Name -> module of names that are imported when they are first used.
+# Name -> module, for names that are imported when they are first used.
 _LATER = {"prepare": ".preparation.prepare"}
 _LATER |= dict.fromkeys(("pages_needed", "positions", "slots", "tree"), ".step") | {"pad_batch": ".padding"}
 _LATER |= dict.fromkeys(("copy_pages", "gather_pages", "move_pages"), ".pages")
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from .pages import copy_pages, gather_pages, move_pages
     from .preparation.prepare import prepare
     from .step import pages_needed, positions, slots, tree
-if TYPE_CHECKING or not _is_command():  # importing torch takes seconds; api registers the operators
+# Most commands do without torch, whose import takes seconds.  In other processes, api registers the operators at once.
+if TYPE_CHECKING or not _is_command():
     from . import reference
     from .api import merge_states, paged_attention, write_kv, write_qkv
 

@@ -77,7 +77,8 @@ def paged_attention(
 
     Args:
         q: [tokens, heads, head_dim] float16 | bfloat16 | float32 | float8_e4m3fn | float8_e5m2; last axis contiguous.
-            head_dim is 1 to 512, or to 576 if keys hold their values (see v_cache).  heads is a multiple of kv_heads.
+            head_dim is 1 to 512, or up to 576 if keys hold their values (see v_cache).  heads is a multiple of
+            kv_heads.
         k_cache: NHD [pages, page_size, kv_heads, head_dim], or HND [pages, kv_heads, page_size, head_dim].  A 5-D cache
             is x-packed: [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, fp8, or int8; beside fp8 queries
             also float16 | bfloat16.  Any page size; any strides of the outer axes.
@@ -97,10 +98,10 @@ def paged_attention(
             all rows, may hold anything.  Pass max_seqlen_k here: without it, the call is planned as if one sequence
             could have all indices.
         seq_lens: [seqs] int32 | int64; number of keys of each sequence, the call's own included.  0 or less: an empty
-            sequence.  Values of page_table, seq_lens and cu_seqlens_q must fit 32 bits, whatever their dtype.  Without
-            causal there may be fewer keys than query tokens.  A causal sequence of several query tokens needs at least
-            as many keys as query tokens.  With k_new, a sequence of several query tokens needs as many even without
-            causal.  Checked calls refuse fewer keys, but accept negative lengths.
+            sequence.  Values of page_table, seq_lens and cu_seqlens_q must fit 32 bits, whatever their dtype.  A
+            sequence of several query tokens needs at least as many keys as query tokens if it is causal, or if k_new is
+            given; otherwise it may have fewer keys.  Checked calls refuse a sequence with too few keys, but accept
+            negative lengths.
         cu_seqlens_q: [seqs + 1] int32 | int64; sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1 of q.
             Rows from cu_seqlens_q[-1] on are padding; they give zeros.  None: one query token per sequence.
         kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
@@ -140,12 +141,12 @@ def paged_attention(
             further keys.  None: no chunks.
         softcap: number >= 0; scores become softcap * tanh(scores / softcap).  0: off.  A softcap above 64 takes a
             slower form, which is exact to float32 even for small scores.  With a softcap up to 64 and without
-            batch_invariant, the Hopper kernels approximate in two cases.  The cases depend on the rows of a sequence,
-            one for each query token and each query head of a KV head:
+            batch_invariant, the Hopper kernels approximate in two cases.  Both depend on the number of rows that a
+            sequence may have, one row for each query token and each query head of a KV head:
 
-            - With bfloat16 or fp8 queries and without return_lse, tanh may be off by up to 2^-11 of a score.  Over an
-              fp8 cache, this needs sequences that may have more than 32 rows.  Over another cache, it needs more than
-              8 rows if sequences have one query token, and more than 16 rows if they may have several.
+            - With bfloat16 or fp8 queries and without return_lse, tanh may be off by up to 2^-11 of a score.  This
+              happens over an fp8 cache only with more than 32 rows.  Over another cache it happens only with more than
+              8 rows if sequences have one query token, and with more than 16 rows if they may have several.
             - If a sequence may have more than 64 rows, a weight below 2^-24 of the row's largest weight, or of its
               sink, may count as 0.
         alibi_slopes: [heads], or [seqs, heads] for each sequence, float32; adds slope * (key position - query position)
@@ -177,8 +178,9 @@ def paged_attention(
         score_mod_args: a tuple of further arguments of score_mod: contiguous tensors, which it gets as pointers, floats
             and ints.
         q_scale, k_scale, v_scale: real value = stored value * scale.  A float, or float32 of shape [], [1], [kv_heads],
-            [1, kv_heads] or, for each sequence, [seqs, kv_heads]; any strides.  Required for fp8 queries and for fp8
-            and int8 caches, and None for 16-bit and float32 ones.  Rows of sequences without keys may hold anything.
+            [1, kv_heads] or, for each sequence, [seqs, kv_heads]; any strides.  A scale of fp8 queries, or of an fp8 or
+            int8 cache, is required.  A scale of 16-bit or float32 queries or caches must be None, except a q_scale by
+            token (see below).  Rows of sequences without keys may hold anything.
             k_scale and v_scale may also be by token, with a number >= 0 for each slot and KV head: float32 | float16
             [pages, page_size, kv_heads], or [pages, kv_heads, page_size] for HND and x-packed caches; any strides.
             Slots without a key may hold anything.  If v_cache is k_cache[..., :value_dim], v_scale = None means
@@ -198,10 +200,11 @@ def paged_attention(
         out_scale: float, or float32 of shape [] or [1].  Required for an fp8 result, which holds result / out_scale
             clamped to the dtype's range.  None for other results.
         return_lse: also return the log-sum-exp of each query token and head: the natural logarithm of the softmax
-            denominator, sinks included.  Two approximations on Hopper are made only with return_lse = False:
+            denominator, sinks included.  Hopper kernels make two approximations, beside that of tanh (see softcap),
+            only with return_lse = False:
 
             - e4m3 queries over an e4m3 cache, in prefills: exponentials are coarse.  Results of random data then have a
-              relative error (in norm) of 3.1%.  With return_lse it is 2.6%, because weights are e4m3 in both cases.
+              relative error (in norm) of 3.1%.  With return_lse it is still 2.6%, because weights are e4m3, too.
             - bfloat16 queries over an e4m3 cache, if a sequence may have more than 64 rows (see softcap): scores are
               accumulated in 14 bits, off by about 2^-12 of the summands.
         only: "decode": compute only sequences of exactly one query token.  "prefill": compute only the others.  Rows of
@@ -302,12 +305,12 @@ def write_kv(
         k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads].  Required for an fp8 or int8
             cache, which holds clamp(value / scale), rounded to nearest even.  Quotients are float32.  int8 is clamped
             to +-127, and stores 0 for NaN.  None for a cache of 16 bits or float32.  With v = None, v_scale is None.
-            Scales by token (see paged_attention) are computed and written.  A scale is the largest magnitude of a
-            token's head, divided by the largest number of the cache's dtype (448, 57344 or 127), in float32.  float16
-            scales are rounded to nearest, and at most 65504; values are divided by the scale as stored.  Where a head
-            is all zeros, or its scale rounds to 0, the scale and what is stored are 0.  Where a head has a NaN or an
-            infinity, its scale is NaN and what is stored is 0, so it reads as NaN; other heads and tokens do not
-            change.
+            If scales are by token (see paged_attention), the call computes and writes them.  A scale is the largest
+            magnitude of a token's head, divided by the largest number of the cache's dtype (448, 57344 or 127), in
+            float32.  float16 scales are rounded to nearest, and at most 65504; values are divided by the scale as
+            stored.  Where a head is all zeros, or its scale rounds to 0, the scale and what is stored are 0.  Where a
+            head has a NaN or an infinity, its scale is NaN and what is stored is 0, so the head reads as NaN; other
+            heads and tokens do not change.
             int4 requires scales by token.  least and largest are the extremes of a token's head together with 0.
             scale = (largest - least) / 15, with its lowest four bits cleared.  zero point = -least / scale.  stored =
             value / scale + zero point, clamped to 0 to 15.  Quotients are rounded as above, and NaN, infinity and a
@@ -384,7 +387,7 @@ def write_qkv(
             v_cache = None, k_norm [value_dim] norms the latent, and q_norm must be None.
         eps: number >= 0, added to the mean square.
         norm_offset: number added to the weights: 1.0 where a model stores weight - 1.
-        k_scale, v_scale: as in write_kv.  Scales by token are computed and written.  With v_cache = None, v_scale is
+        k_scale, v_scale: as in write_kv; the call computes and writes scales by token.  With v_cache = None, v_scale is
             None.
         q_out: [tokens, heads, head_dim] (with v_cache = None [tokens, heads, rope_dim]), dtype of q, or fp8; last axis
             contiguous.  It is written and returned.  q_out may be q itself, or the part of a packed tensor that is q.
@@ -392,8 +395,8 @@ def write_qkv(
             verifies.  None: a new tensor of q's dtype.
         q_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads].  Required for an fp8 q_out, which
             holds clamp(query / scale).  None for another q_out.
-        check: as in paged_attention; finds slots outside the cache, slots that occur twice, and positions outside
-            cos_sin of tokens that are written.
+        check: as in paged_attention; finds slots outside the cache, slots that occur twice, and written tokens whose
+            position is outside cos_sin.
 
     Returns:
         q_out, or a new tensor.

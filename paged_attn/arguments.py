@@ -46,9 +46,9 @@ class Argument(NamedTuple):
     others: tuple[Any, ...] = ()  # of an option: values besides the default that tests try everywhere
     # Names of a tensor's axes, if the tensor is checked by its row.  Axes of one name have one size in a call.
     axes: tuple[str, ...] = ()
-    dtypes: str = ""  # dtypes of such a tensor: a key of KINDS in checks/argument_rows.py, or "beside scores"
+    dtypes: str = ""  # if `axes` are given: a key of KINDS in checks/argument_rows.py, or "beside scores"
     mods: tuple[str, ...] = ()  # fields of kernels/common/records.Modifiers that carry the argument
-    bounds_left: bool = False  # whether these fields decide the first key that a query sees
+    bounds_left: bool = False  # whether the fields in `mods` decide the first key that a query sees
     help: str = ""  # help text of the command's option; "": cli/command_options.py defines the option by hand
 
 
@@ -277,7 +277,7 @@ class Tensors(_record("Tensors", [*of_kind(TENSOR, PART, SCALE), *of_kind(SEVERA
 
     @property
     def slots(self) -> tuple[Any, ...]:
-        """One value for each slot but that of the log-sum-exp."""
+        """One value for each slot, except that of the log-sum-exp."""
         return (*self[:BEHIND], *(self.score_mod_args or ()), self.out)
 
     @classmethod
@@ -306,9 +306,9 @@ def table_parts(given: Any) -> tuple[Any, Any]:
 def scales_tokens(q_scale: Any, q: Any) -> bool:
     """Whether q_scale has a number for each token.
 
-    For fp8 queries, q_scale may also be a descale.  It is by token only if it is [tokens, 1] or [tokens, kv_heads] with
-    tokens > 1, and the stride of its first axis is not 0.  Its rows then belong to tokens even if there are as many
-    sequences as tokens.
+    For queries that are not fp8, a q_scale with axes is always by token.  For fp8 queries, q_scale may also be a
+    descale.  It is by token only if it is [tokens, 1] or [tokens, kv_heads] with tokens > 1, and the stride of its
+    first axis is not 0.  Its rows then belong to tokens even if there are as many sequences as tokens.
     """
     if q_scale is None or isinstance(q_scale, (int, float)) or q_scale.ndim == 0:
         return False

@@ -5,15 +5,15 @@ and `merge_states(outs, lses, sinks)` are as in api.py.  `copy_pages(...)` and `
 with lists of tensors.  `gather_pages(...)` writes `out` and returns nothing.  `write_qkv(...)` takes qkv as a list of
 one tensor or three, writes `q_out` and returns nothing.
 
-Operators take the arguments of the functions.  `out` is always given, and scales are tensors.  A tensor given as
-`causal` becomes `causal_seqs`, with `causal` False.  A tensor given as `window_size` becomes `head_windows`, with
-`window_size` (-1, -1).
+Operators take the arguments of the functions, except `score_mod` and `score_mod_args`.  `out` is always given, and
+scales are tensors.  A tensor given as `causal` becomes `causal_seqs`, with `causal` False.  A tensor given as
+`window_size` becomes `head_windows`, with `window_size` (-1, -1).
 
-Where torch traces `write_kv`, two operators replace it, each of which changes one cache.  torch.compile lets an
-operator change a buffer in place only once.  If one operator changed two views of a buffer, torch would copy a view.
-`write_qkv` becomes `write_projections`, one launch.  If both caches lie in one buffer, it becomes `write_queries_keys`
-and `write_values` instead.  Scales by token, which a write changes, are arguments of their own: `k_slot_scale` and
-`v_slot_scale`.
+Where torch traces `write_kv`, an operator for each cache replaces it: `write_keys` and, unless values lie in keys,
+`write_values`.  torch.compile lets an operator change a buffer in place only once.  If one operator changed two views
+of a buffer, torch would copy a view.  `write_qkv` becomes `write_projections`, one launch.  If both caches lie in one
+buffer, it becomes `write_queries_keys` and `write_values` instead.  Scales by token, which a write changes, are
+arguments of their own: `k_slot_scale` and `v_slot_scale`.
 """
 
 import functools
@@ -58,7 +58,8 @@ CHANGED = ("keys", "values", "key_scales", "value_scales")
 _library = torch.library.Library("paged_attn", "DEF")
 
 
-# Expressions for the fields of Tensors and Options.  Operators have no score_mod, and graphs give tuples as lists.
+# What `_attention` passes for each field of Tensors and Options, as text.  Operators have no score_mod, and graphs turn
+# tuples into lists.
 _NAMES = {name: name for name in (*Tensors._fields, *Options._fields)}
 _NAMES |= {x.name: "None" for x in ARGUMENTS if x.schema is None and x.name != "return_lse"}
 _NAMES["window_size"] = "tuple(window_size)"
@@ -112,8 +113,8 @@ def _write(
 def _refuse_apart(v_cache: Any, k_cache: Any) -> None:
     """Refuse a v_cache that is no view of k_cache's first dims, if keys are written with the values in them.
 
-    Only the first trace of a graph can tell.  A functionalised graph writes to a copy of k_cache, and v_cache is no
-    view of the copy.
+    Only the first trace of a graph can tell whether v_cache is such a view.  A functionalised graph writes to a copy of
+    k_cache, and v_cache is no view of the copy.
     """
     if isinstance(v_cache, FakeTensor) and isinstance(k_cache, FakeTensor):  # fake tensors have no addresses
         begins = [(x.untyped_storage()._cdata, x.storage_offset()) for x in (v_cache, k_cache)]
@@ -128,7 +129,8 @@ def _refuse_apart(v_cache: Any, k_cache: Any) -> None:
 def _write_qkv(qkv: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, q_out: Any, **named: Any) -> None:
     """Write queries and both caches in one launch.
 
-    Where torch traces the call and both caches lie in one buffer, call two operators, which change one cache each.
+    Where torch traces the call, call `write_projections` instead.  If both caches lie in one buffer, call two
+    operators, which change one cache each.
     """
     for name in ("k", "v"):
         if scales_slots(named.get(f"{name}_scale")):
@@ -257,9 +259,9 @@ _register(GATHER, _gather_pages, _nothing)
 
 # ---- the public functions inside torch.compile and torch.export ----------------------------------
 
-# torch traces these functions, which prepare the arguments and call the operators above.  They check only options,
-# whose types a schema would convert, and gradients, which an operator cannot see.  Operators check everything else when
-# the compiled graph runs.
+# torch traces these functions, which prepare the arguments and call the operators above.  They check options and
+# numbers on the host, because a schema would convert their types.  They also refuse tensors that require grad, because
+# operators cannot see this when the compiled graph runs.  Operators then check everything else.
 
 OPTIONS = [x.name for x in ARGUMENTS if x.kind == OPTION and x.schema is not None]
 SCALES = of_kind(SCALE)

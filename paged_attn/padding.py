@@ -113,7 +113,7 @@ def _listed(name: str, numbers: Any) -> Any:
 
 
 def _check_pages(page_table: Table | PageLists, made: Table, seq_lens: Tensor, page_size: int | None) -> None:
-    """Check on the host that rows of a ragged table ascend, and that pages hold the keys of their sequences."""
+    """Check page_size, and on the host that row bounds ascend and that pages hold the keys of their sequences."""
     integer("page_size", page_size, 1)
     page_size = unboxed(page_size)
     if is_ragged(page_table) and on_host(*page_table):
@@ -245,7 +245,10 @@ def _check_rows(rows: Any) -> None:
 
 
 def _int32(name: str, values: Any, device: torch.device | str | None) -> Tensor:
-    """Lists of ints as an int32 tensor.  dtype=torch.int32 would truncate fractions, and name no argument."""
+    """Lists of ints as an int32 tensor.
+
+    torch.tensor(values, dtype=torch.int32) would truncate fractions, and its errors would name no argument.
+    """
     try:
         made = torch.tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

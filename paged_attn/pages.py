@@ -24,7 +24,7 @@ gather = at_first_call("gather", ".calls.pages", globals())
 
 
 def copy_pages(caches: Caches, src: Tensor, dst: Tensor, *, page_axis: int = 0, check: bool | None = None) -> None:
-    """Copy pages to other pages of the same caches, in place: copy on write, beam search.
+    """Copy pages to other pages of the same caches, in place, for example for copy on write and beam search.
 
     One launch copies the pages of all caches, for example of keys, values and scales of all layers.
 
@@ -36,7 +36,7 @@ def copy_pages(caches: Caches, src: Tensor, dst: Tensor, *, page_axis: int = 0, 
             either id is negative.  Among the other pairs, no page may occur twice in dst, or in both src and dst.
         page_axis: the axis of pages in all caches, an int >= 0.
         check: True: first verify page ids, with a host sync.  The check finds ids outside the caches, and pages that
-            occur twice.  None: as in paged_attention.
+            occur in dst twice or in both src and dst.  None: as in paged_attention.
 
     Raises:
         ValueError: names the tensor and both sizes.  Nothing has been copied.
@@ -58,7 +58,7 @@ def move_pages(
     """Copy pages from some caches to others: to and from pinned host memory, or on one device.
 
     One launch copies the pages of all caches.  On CUDA the kernel itself reads or writes host memory, so no copy is
-    started for each page.  Plain torch copies each tensor's pages by its own operators.
+    started for each page.  Calls in plain torch copy the pages of each tensor by operators of torch.
 
     Args:
         sources: a tensor or a list of tensors with an axis of pages, as in copy_pages.
@@ -70,9 +70,10 @@ def move_pages(
         page_axis: the axis of pages in all tensors, an int >= 0.
         check: as in copy_pages.
 
-    src and dst are on one device.  Each cache is on the same device, or in pinned host memory
-    (torch.empty(..., pin_memory=True)).  The call does not wait.  Synchronise with the stream before the host reads
-    targets, or writes or frees pinned memory of the call.
+    src and dst are on one device.  Sources are all on this device or all in pinned host memory
+    (torch.empty(..., pin_memory=True)), and so are targets.  Sources or targets, or both, are on the device.  The call
+    does not wait.  Synchronise with the stream before the host reads targets, or writes or frees pinned memory of the
+    call.
 
     Raises:
         ValueError: names the tensor and both sizes, or host memory that is not pinned.  Nothing has been copied.

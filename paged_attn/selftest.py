@@ -1,7 +1,7 @@
 """A few calls against the reference, for `paged-attn check`: each layout, kinds of batches, dtypes and common features.
 
 The calls tell a broken installation from a sound one; the test suite tests the library itself.  Under an unknown
-version of Triton, `launching/triton_trial.py` starts a process that tries larger calls.
+version of Triton, `launching/triton_trial.py` starts a process that makes larger calls by `try_kernels`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def error_of(case: Case, generator: torch.Generator, device: torch.device) -> fl
 
 SPILLED = 32  # registers of a thread that the compiler may spill; more means that a kernel is compiled badly
 HOPPER = ("shares_kernel", "blocks_kernel", "mixed_kernel")
-INSTRUCTIONS = ("wgmma.mma_async", "cp.async.bulk.tensor")  # a Hopper kernel without them is at least slow
+INSTRUCTIONS = ("wgmma.mma_async", "cp.async.bulk.tensor")  # a Hopper kernel that lacks one is slow, if not wrong
 
 
 def try_kernels(arch: str, index: int) -> None:
@@ -169,7 +169,7 @@ def complaints(arch: str, device: torch.device) -> Iterator[str]:
         for case in TRIED:
             for seed, how in enumerate(("a call", "a kept launch")):
                 error = error_of(case, torch.Generator(device).manual_seed(seed), device)
-                if not error <= (most := tolerance(case)):  # NaN, too
+                if not error <= (most := tolerance(case)):  # also true for NaN
                     yield f"{how} is wrong ({case.name}: error {error:.2g}, of which {most:.2g} is rounding)"
     finally:
         launch.run = run

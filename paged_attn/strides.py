@@ -53,9 +53,9 @@ def looks_within(values: Tensor, keys: Tensor) -> bool:
 def settled(x: Any) -> Any:
     """Replace meaningless strides of a tensor; values that are no tensors are returned unchanged.
 
-    A last axis without a meaningful stride gets 1.  Any other axis without one gets the stride of the nearest earlier
-    axis that has one, and so the same alignment.  If no earlier axis has one, the axis gets the product of the next
-    axis's stride and size.
+    A last axis without a meaningful stride gets 1.  Any other axis without one copies the nearest earlier meaningful
+    stride, and with it the alignment.  If no earlier axis has a meaningful stride, the axis gets the product of the
+    next axis's stride and size.
     """
     if not isinstance(x, Tensor) or not (1 in x.shape or 0 in x.shape):
         return x
@@ -84,9 +84,10 @@ Axis = tuple[int, int, int]  # (number of elements, stride in the source, stride
 
 
 class PageRuns(NamedTuple):
-    """Runs of a page.  Run (0, 0) begins `source` and `target` bytes behind the addresses of the two tensors.
+    """Runs of a page.  Run (i, j) begins i strides of `outer` and j strides of `inner` after run (0, 0).
 
-    Run (i, j) begins i strides of `outer` and j strides of `inner` behind run (0, 0).  Strides are in bytes.
+    In page 0, run (0, 0) begins `source` bytes after the source's address, and `target` bytes after the target's.
+    Strides are in bytes.
     """
 
     source: int
@@ -103,11 +104,11 @@ class PageRuns(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """Largest number of bytes, at most VECTOR, that divides the run, both offsets and all strides."""
+        """Largest power of two, at most VECTOR bytes, that divides the run, both offsets and all strides."""
         return math.gcd(VECTOR, *self[:5], *self.inner[1:], *self.outer[1:])
 
     def in_units(self, unit: int) -> list[int]:
-        """Fields of a table's row after its addresses: page strides in bytes, a count of runs, the rest in units."""
+        """Fields of a table's row after its addresses.  Page strides are in bytes, all other lengths in units."""
         inner, outer = ([x // unit for x in axis[1:]] for axis in (self.inner, self.outer))
         return [self.source_page, self.target_page, self.run // unit, self.inner[0], *inner, *outer, self.bytes // unit]
 

@@ -6,7 +6,7 @@ A signature holds every fact on which checks, plan, compiled kernels and their a
 signature differ only in the addresses of their tensors.  A call without a signature is checked and planned each time.
 
 Reading these facts one by one takes longer than a launch, but the layers of a model make calls with equal facts.  So
-the latest call of each form is kept with a guard of torch, which compares all facts of all tensors at once.
+the latest call of each form is kept with a guard of torch, which compares all facts but alignment at once.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ PLAIN = {torch.Tensor, torch.nn.Parameter}  # tensors of other classes may have 
 # A guard compares class, dispatch keys (device, layout, modes), dtype, sizes, strides and requires_grad.  It holds no
 # tensor, and always fails for a tensor that is given twice.  torch.compile guards its graphs by the same class.
 Guard: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
-transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # the innermost transform, or None
+transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # innermost transform of torch.func, or None
 
 RAGGED = ("a ragged page table",)
 GIVEN = [name for name in Tensors._fields if name not in (*PLACES, "out")]  # tensors that calls give by keyword
@@ -116,7 +116,7 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
     """Signature of a call of this form with these tensors, or None.
 
     The facts include strides even of contiguous tensors, because sizes do not imply strides where a size is 0 or 1.
-    Tensors that torch.func wraps have no signature: they have an address, but no memory there.
+    Inside a transform of torch.func no call has a signature, because wrapped tensors have an address, but no memory.
     """
     try:
         if not {*map(type, tensors)} <= PLAIN or _wants_gradient(tensors) or transforms() is not None:

@@ -10,7 +10,7 @@ from ..launching.platform import INTERPRET, Device
 
 
 class InTorch(Protocol):
-    """A device or a kept call; in_torch: whether plain torch serves the device or makes the call."""
+    """A device or a kept call.  in_torch: whether plain torch makes the device's calls, or the kept call."""
 
     @property
     def in_torch(self) -> bool: ...
@@ -22,15 +22,15 @@ def said() -> str:
 
 
 def asked() -> bool:
-    """Whether every call is checked by default: as PAGED_ATTN_CHECK says, or, if it is unset, in the interpreter.
+    """Whether every call is checked by default, as PAGED_ATTN_CHECK says.
 
-    The interpreter crashes on reads outside of tensors.
+    If the variable is unset: True in Triton's interpreter only, because it crashes on reads outside of tensors.
     """
     return said() in ("1", "true", "yes", "on") if said() else INTERPRET
 
 
 ALWAYS = asked()  # read once: a look into the environment takes a tenth of a kept call's time
-# Whether calls in plain torch are checked by default.  Checks of tensors on the host wait for no device.
+# Whether calls in plain torch are checked by default.  They usually run on the host, where checks wait for no device.
 IN_TORCH = ALWAYS or not said()
 
 

@@ -25,7 +25,8 @@ from ..records.problem import problem_of
 from .page_launches import Moves, Rows
 from .ways import FAR, scale_and_cap
 
-# Elements and warps of a program of write_qkv.  Each of its 64 threads loads four times 16 bytes of bfloat16.
+# Maximum elements of a program of write_qkv, and its warps.  Of bfloat16, each of the 64 threads loads up to four times
+# 16 bytes.
 WRITE_ELEMENTS, WRITE_WARPS = 2048, 2
 TENSORS = {*Tensors._fields}
 # Arguments with a field of equal name in Modifiers, which holds the argument unchanged unless `_call` says otherwise.
@@ -244,7 +245,7 @@ def _norm(weight: Any, options: Rotation) -> Norm | None:
 def _rotary(x: Projections) -> Rotary | None:
     if x.cos_sin is None:
         return None
-    if x.positions is None:  # row t belongs to token t; without `length` no kernel is compiled for a number of rows
+    if x.positions is None:  # row t belongs to token t, so kernels need no `length` to clamp positions
         return Rotary(x.cos_sin, x.cos_sin.stride(0))
     stride = x.positions.stride(0) if x.positions.ndim == 2 else None
     return Rotary(x.cos_sin, x.cos_sin.stride(0), x.cos_sin.shape[0], x.positions, stride)

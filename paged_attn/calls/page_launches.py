@@ -1,7 +1,7 @@
 """Launches of copies of pages and of gathered rows.
 
 A launch that copies pages reads the addresses of its tensors from a table on the device.  Up to LIMIT tables stay in
-memory, because CUDA graphs may have their addresses.  The host fills a table, so a call whose tensors have no table yet
+memory, because CUDA graphs may hold their addresses.  The host fills a table, so a call whose tensors have no table yet
 cannot be captured.
 """
 
@@ -28,13 +28,15 @@ from ..strides import PageRuns, runs_of
 
 LANES = 512  # units that a program moves at a time: with vectors of 16 bytes, four for each thread
 WARPS = 4
-FEW_PROGRAMS = 2048  # pages are cut into about this number of parts in all, but not into parts of less than LANES units
+# Pages are cut until a launch has about this many parts.  The largest page has at most one part for each LANES units.
+FEW_PROGRAMS = 2048
 MAX_PROGRAMS = 8192
 # Programs of a launch that reads or writes host memory.  A link to the host needs fewer bytes in flight than a device's
-# memory: these programs have at most 1 MiB, and leave most multiprocessors to other kernels.  Not measured yet.
+# memory.  These programs have at most 1 MiB in flight, and leave most warps of the GPU to other kernels.  Not measured
+# yet.
 HOST_PROGRAMS = 128
 LIMIT = 4096  # tables that stay, some KiB each; beyond the limit, a call makes a table for itself alone
-ELEMENTS = 4096  # elements of gathered rows in a program: of 16 bits, four vectors for each thread
+ELEMENTS = 4096  # elements of gathered rows in a program; if they have 16 bits, a thread has four vectors of 16 bytes
 
 _tables: dict[Any, Tensor] = {}
 _keeping = left_free()
@@ -95,7 +97,7 @@ class Moves:
         most = cdiv(max(runs.bytes for *_, runs in self.runs), self.unit)
         tensors, programs = len(self.runs), HOST_PROGRAMS if self.names else MAX_PROGRAMS
         parts = min(cdiv(most, LANES), cdiv(FEW_PROGRAMS, pairs * tensors))
-        assert pairs * tensors * parts < 1 << 31  # tasks are counted in 32 bits
+        assert pairs * tensors * parts < 1 << 31  # the kernel counts parts of all pages in 32 bits
         flat = all(runs.run == runs.bytes for *_, runs in self.runs)
         args = (*held, pairs, tensors, parts, self.unit, LANES, flat)
         return Step(move_pages_kernel, (min(pairs * tensors * parts, programs),), args, {"num_warps": WARPS})
@@ -114,7 +116,7 @@ class Moves:
         """Launch the kept kernel for tensors at these addresses."""
         assert self.launches is not None
         *caches, src, dst = addresses
-        table = self._table(caches)  # held until the launch is made
+        table = self._table(caches)  # until the launch, the variable keeps a table that is not in _tables
         self.launches.again((src, dst, table.data_ptr()))
 
     def _table(self, addresses: Sequence[int]) -> Tensor:

@@ -34,7 +34,7 @@ def move(sources: Any, targets: Any, src: Any, dst: Any, page_axis: Any, check: 
         runs: Runs = way_of(device).moves_of(given, into, src, dst, unboxed(page_axis))
         return runs
 
-    form = ("move_pages", len(given), targets is None, type(page_axis), page_axis)  # True equals 1, and is refused
+    form = ("move_pages", len(given), targets is None, type(page_axis), page_axis)  # True equals 1, but is refused
     _run(form, (*given, *(into or ()), src, dst), check, made)
 
 
@@ -62,7 +62,7 @@ def gather(
 
 
 def _rare(x: Any) -> bool:
-    """Whether kernels take no pointers of a tensor's dtype.  False for conjugated views, which will be refused."""
+    """Whether a tensor has a dtype that kernels do not take.  False for conjugated views, which will be refused."""
     return isinstance(x, Tensor) and x.dtype not in KNOWN and not x.is_conj()
 
 

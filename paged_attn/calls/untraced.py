@@ -1,12 +1,12 @@
-"""Functions that every call runs: generated from the argument table, left alone by torch.compile, imported late.
+"""Helpers for functions that every call runs: hide them from torch.compile, import them late, generate their text.
 
 When torch.compile gives up on a public function, for example after an error in its arguments, it calls the function
-outside of a graph.  Without a mark, it would then try to trace the functions inside, and fail.
+outside of a graph.  Without the mark of `untraced`, it would then try to trace the functions inside, and fail.
 
-Modules that look for a GPU, change Triton or take long to import are imported by the first call.
+Modules that look for a GPU, change Triton or take long to import are imported by the first call (`at_first_call`).
 
-A loop over the argument table would cost a microsecond per call, so the loop runs at import and writes a function.  The
-generated text reads like hand-written code.  Tracebacks and inspect.getsource show it.
+A loop over the argument table would cost a microsecond per call.  So the loop runs at import, and writes the text of a
+function (`from_text`).  The text reads like hand-written code.  Tracebacks and inspect.getsource show it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def untraced(function: Function) -> Function:
-    """Mark a function, so that torch.compile skips it and its callees.  torch's decorator costs 1 us a call."""
+    """Mark a function, so that torch.compile skips it and its callees.  torch's decorator would cost 1 us a call."""
     frames = torch._C._dynamo.eval_frame
     mark = getattr(frames, "set_code_exec_strategy", None)
     if mark is not None:  # other versions of torch lack it

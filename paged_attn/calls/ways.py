@@ -10,7 +10,7 @@ from ..launching.locks import FIRST
 from ..launching.platform import Device
 
 FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
-LEAST_CAP = 2.0**-40  # replaces a smaller softcap: scores are as good as 0 with both, but its inverse may be infinite
+LEAST_CAP = 2.0**-40  # replaces a smaller softcap, whose inverse may be infinite; scores are as good as 0 with either
 MOST_CAPS = 2.0**96  # largest |softmax scale| / softcap
 
 
@@ -20,7 +20,7 @@ class Runs(Protocol):
     in_torch: bool
     latent: bool  # keys and values of the cache begin at the same address
     value_dim: int | None  # dims of results; None: as many as queries have
-    kept: Any  # None: `first` makes every call
+    kept: Any  # None: `first` makes the next call; otherwise `again` can make it
     again: Any
 
     def first(self, tensors: tuple[Any, ...]) -> None:

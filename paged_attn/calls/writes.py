@@ -36,7 +36,7 @@ def write(
         part = "keys"
     form: tuple[Any, ...] = ("write_kv", kv_layout, part, v is None, v_cache is None)
     tensors: tuple[Any, ...] = (k, v, k_cache, v_cache, slot_mapping)
-    if v is None or v_cache is None:  # the checks refuse a call with only one of v and v_cache
+    if v is None or v_cache is None:  # with v = None, v_cache may be a view of the keys; v without v_cache is refused
         tensors = tuple([x for x in tensors if x is not None])
     if not (k_scale is v_scale is None):
         form += call_cache.form_of_values(scales)

@@ -44,7 +44,7 @@ RULES: dict[str, Callable[..., None]] = {
 }
 # Names of dtypes in the table's rows.  A further name, "beside scores", means dtypes that depend on q (BIAS_FOR).
 KINDS = {"integer": INTEGER, "int32": INT32, "bool": BOOL, "float32": FLOAT32}
-OF_SEQS = {"qq_bias", "alibi_slopes"}  # tensors that may have an axis of sequences before the axes of their rows
+OF_SEQS = {"qq_bias", "alibi_slopes"}  # tensors that may have an axis of sequences before the axes in the table
 # Arguments that may share no memory with out, in the order in which they are checked.  q may be out itself.
 APART = [name for name in Tensors._fields if name not in ("q", "out", "score_mod_args")]
 
@@ -83,7 +83,8 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     tokens, seqs, heads, kv_heads = sizes["tokens"], sizes["seqs"], sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads % kv_heads:
         raise door.wrong_heads(heads)
-    # With k_new, a swapped layout is an error of shapes.  A ragged table does not say how many pages a row holds.
+    # Warn of a kv_layout that is probably wrong.  With k_new, a wrong one is an error of shapes.  A ragged table does
+    # not say how many pages a row holds.
     if k_new is None and page_starts is None:
         _doubt(door, options.max_seqlen_k)
     if cu_seqlens_q is not None:
@@ -116,7 +117,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     more: dict[str, Tensor] = {}
     score_mod, score_mod_args = options.score_mod, given.score_mod_args
     if score_mod is not None or score_mod_args is not None:
-        with FIRST:  # platform looks for a GPU, which importing the package does not
+        with FIRST:  # importing platform looks for a GPU, which `import paged_attn` must not
             from ..launching.platform import device_of
 
         in_torch = device_of(q.device).in_torch
@@ -256,7 +257,7 @@ def check_score_mod(door: Door, function: Any, args: Any, in_torch: bool) -> dic
 
     in_torch: plain torch makes the call, so the function may also be one of torch.
     """
-    from ..launching.platform import under_triton  # looks for a GPU, which `import paged_attn` does not
+    from ..launching.platform import under_triton  # this import looks for a GPU, which `import paged_attn` must not
 
     if function is None and isinstance(args, tuple) and not args:
         return {}

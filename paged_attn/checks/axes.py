@@ -315,8 +315,8 @@ class Door:
 def check_query_scale(door: Door, value: Any, q: Tensor) -> None:
     """Check q_scale.
 
-    For fp8 queries, q_scale is one number, or has a number for each KV head, for each sequence and KV head, or for each
-    token.  For other queries, q_scale is None or by token.
+    For fp8 queries, q_scale is one number, or has a number for each KV head, for each sequence and KV head, for each
+    token, or for each token and KV head.  For other queries, q_scale is None or has a number for each token.
     """
     name = "q_scale"
     if not isinstance(value, Tensor):

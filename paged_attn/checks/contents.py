@@ -153,7 +153,7 @@ def _begin_of_spans(spans: Tensor, context: Tensor, live: Tensor) -> Tensor:
 def _check_token_scales(scale: Tensor, query: Tensor, live: Tensor) -> None:
     """Check that scales by token are finite and > 0 in live sequences.
 
-    Scores times another scale would hide visible keys, or show hidden ones.
+    Scores multiplied by any other scale could hide visible keys, or show hidden ones.
     """
     tokens = int(query.sum())
     seq = torch.arange(len(query)).repeat_interleave(query)

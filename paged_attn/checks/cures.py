@@ -1,6 +1,6 @@
 """Cures: what an error tells the caller to do about an argument, as code where possible.
 
-Each function returns ": cure", or "" if it knows none.  No function here decides whether a call is right.
+Each public function returns ": cure", or "" if it knows none.  No function here decides whether a call is right.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def of_strides(name: str) -> str:
 
 
 def of_shape(name: str, shape: Sequence[int], axes: Sequence[str], sizes: Sizes) -> str:
-    """The first of `VIEWS` that makes the shape fit.
+    """The first cure that a rule of `VIEWS` yields for a wrong shape.
 
     Args:
         shape: the shape of the tensor.

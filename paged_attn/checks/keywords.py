@@ -198,9 +198,9 @@ class nothing:
 
 
 def told(function: F) -> F:
-    """Let a call without its required arguments enter the function, which then looks at `others` first.
+    """Make `nothing` the default of required arguments, so that a call without them enters the function.
 
-    The visible signature has neither these defaults nor `others`.
+    The function then looks at `others` first.  Its visible signature has neither these defaults nor `others`.
     """
     signature = inspect.signature(function)
     named = [x for x in signature.parameters.values() if x.kind is not x.VAR_KEYWORD]

@@ -1,10 +1,10 @@
-"""Test whether strided tensors share memory, from addresses, sizes and strides alone; exact up to STEPS steps.
+"""Test from addresses, sizes and strides alone whether strided tensors share memory; exact within STEPS steps.
 
-Element x of a tensor lies at address + sum x_i * stride_i, 0 <= x_i < size_i.  Two elements that share a byte solve an
-equation in bounded integers.  The search picks an index for each stride, from the largest stride to the smallest.  What
-remains of the sum must lie within reach of the strides that are left, and be a multiple of their greatest common
-divisor.  If a stride exceeds the reach of all smaller strides, at most one of its indices remains to try.  Other
-layouts take more steps.
+Element x of a tensor lies at address + sum x_i * stride_i, 0 <= x_i < size_i.  Two elements share a byte if an equation
+in such bounded integers has a solution.  The search picks an index for each stride, from the largest stride to the
+smallest.  What remains of the sum must lie within reach of the strides that are left, and be a multiple of their
+greatest common divisor.  If a stride exceeds the reach of all smaller strides, at most one of its indices remains to
+try.  Other layouts take more steps.
 """
 
 import math
@@ -49,8 +49,9 @@ def overlap(x: Tensor, y: Tensor) -> bool:
     (begin, end), (other_begin, other_end) = _range(x), _range(y)
     if end <= other_begin or other_end <= begin:
         return False
-    # A shared byte lies one offset above x's first byte and another offset below y's last byte.  These offsets add up
-    # to the distance from x's first byte to y's last byte.
+    # The distance from x's first byte to a shared byte is a sum of multiples of x's strides.  The distance from the
+    # shared byte to y's last byte is a sum of multiples of y's strides.  Both sums add up to the distance from x's
+    # first byte to y's last byte.
     terms = _terms([*_bytes(x), *_bytes(y)])
     return _Search().finds(terms, other_end - 1 - begin)
 

@@ -35,7 +35,7 @@ def admit_page_table(door: Door, page_table: Any, page_starts: Any, seq_lens: An
 
 
 def admit_ragged(door: Door, indptr: Any, indices: Any) -> None:
-    """Check a ragged table of any strides.  indptr settles the number of sequences if no tensor has yet."""
+    """Check a ragged table of any strides.  indptr settles the number of sequences if no tensor has settled it."""
     if "seqs" in door.sizes:
         door.sizes["seqs + 1"] = door.sizes["seqs"] + 1
     door.place(STARTS, indptr, INTEGER)

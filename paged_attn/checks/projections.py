@@ -34,7 +34,7 @@ class Projections(NamedTuple):
     k_scale: Any
     v_scale: Any
     q_scale: Any
-    q_out: Any  # None: queries go to a new tensor, or stay in place
+    q_out: Any  # None in a call: a new tensor; None in a launch: q, in place
 
     @property
     def packed(self) -> bool:
@@ -102,7 +102,7 @@ def check_projections(given: Projections, options: Rotation) -> Axes:
 
 
 def _check_heads(door: Door, given: Projections, kv_layout: Any) -> None:
-    """Check queries, keys, values and caches against each other, and settle the size of heads."""
+    """Check queries, keys, values and caches against each other, and settle the sizes `heads` and `head_dim`."""
     sizes = door.sizes
     if given.packed:
         if given.latent:
@@ -112,7 +112,7 @@ def _check_heads(door: Door, given: Projections, kv_layout: Any) -> None:
             shape = f"{list(given.q.shape)}{': qkv.flatten(1)' if given.q.ndim == 3 else ''}"
             raise refused("qkv", f"{PACKED} or (q, k, v)", shape)
         door.tensor("qkv", given.q, ("tokens", "width"), FLOAT)
-        if isinstance(given.k_cache, Tensor) and given.k_cache.ndim == 5:  # else the cache settles it
+        if isinstance(given.k_cache, Tensor) and given.k_cache.ndim == 5:  # a 4-D cache settles head_dim
             sizes["head_dim"] = given.k_cache.shape[2] * given.k_cache.shape[4]
         door.caches(given.k_cache, given.v_cache, kv_layout, "qkv", given.q.dtype)
         sizes["heads"] = _heads_of(door)
@@ -232,8 +232,8 @@ def three(qkv: Sequence[Any]) -> Sequence[Any]:
 def packed_shape(qkv: Tensor, k_cache: Tensor, kv_layout: str) -> tuple[int, int, int]:
     """Shape of the queries of a packed tensor: [tokens, heads, head_dim].
 
-    A trace has checked nothing before, so tensors that give no shape are refused here.  Outside of a graph, the checks
-    of the call say more.
+    While torch traces a graph, no check has run yet, so tensors that give no shape are refused here.  Outside of a
+    graph, the checks of the call say more.
     """
     packed = k_cache.ndim == 5
     if qkv.ndim != 2 or k_cache.ndim not in (4, 5):
