@@ -42,7 +42,7 @@ class CountedBlock(NamedTuple):
     """Up to BLOCK_Q query tokens of one sequence, for each KV head."""
 
     tokens: int
-    siblings: int  # blocks of its sequence
+    siblings: int  # number of blocks of its sequence
     first_tile: int  # first tile that the sequence's queries see
     # tiles that the sequence's queries see; also the block's length on the line, unless `_whole_size` makes it longer
     tiles: int
@@ -87,7 +87,8 @@ def cut(launch: Launch, batch: KnownBatch) -> CutSummary:
 def blocks_of(launch: Launch, batch: KnownBatch) -> Iterator[CountedBlock]:
     """Yield the blocks that a launch serves, in the order of the line of tiles."""
     shape, bounds = launch.shape, batch.key_bounds
-    own = bounds.own_before  # with a shard its numbers stand for places, because there are no new keys: `gap` is 0
+    # with a shard, numbers of own keys take the place of positions; there are no new keys then, so `gap` is 0
+    own = bounds.own_before
     for query_len, seq_len in zip(batch.query_lens, batch.seq_lens):
         if not max(1, launch.shortest) <= query_len <= launch.longest:
             continue

@@ -9,7 +9,7 @@ import torch
 from ..records.formats import INT4, is_fp8
 from .question import Question
 
-# Assumptions of all counts about arguments whose contents are unknown, by field of Model.
+# Field of Model, for an argument whose contents are unknown -> what all counts assume about the contents.
 ASSUMED = {
     "head_windows": "every head has the window of --window",
     "causal_seqs": "--causal or --not-causal holds for every sequence",

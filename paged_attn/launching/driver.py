@@ -1,7 +1,7 @@
 """Kept launches on CUDA: through the driver itself, with parameters that stay in memory from launch to launch.
 
-Triton's launcher reads every argument out of Python objects each time, which takes as long as the driver does.  In a
-kept launch only addresses and the stream change; they are written where the driver reads them.
+Triton's launcher reads every argument out of Python objects each time, which takes as long as the driver's own work.
+In a kept launch only addresses and the stream change; they are written where the driver reads them.
 Every assumption about Triton is checked, and `triton_version.py` knows what differs between versions.  Where anything
 is not as expected, the kernel is launched through Triton.
 """
@@ -25,7 +25,7 @@ FromAddresses = Callable[[Sequence[int]], object]  # takes addresses; the last o
 
 WORD, BOX = 8, 128  # bytes of an address, bytes of a TMA descriptor
 BOXED = (64 + BOX, 128 + BOX)  # bytes of a Triton object whose last part is a descriptor aligned to 64 or 128 bytes
-KNOWN = 256  # most addresses for which a launch keeps descriptors: each layer of a model has a cache of its own
+KNOWN = 256  # most addresses for which a launch keeps copies of a descriptor, one for each layer's cache
 KNOWN_TO_ALL = 1 << 15  # most descriptors that all launches keep together, some 15 MB
 SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own scratch, a kernel's last two parameters: these kernels need none
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
@@ -42,9 +42,9 @@ class Attribute(ctypes.Structure):
 
 
 class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig.  A dependent launch has one attribute.
+    """CUlaunchConfig.  A dependent launch has one attribute, any other launch none.
 
-    Clusters and cooperative grids would need other attributes: Triton's launcher launches them.
+    Clusters and cooperative grids would need further attributes, so Triton's launcher launches these.
     """
 
     _fields_ = (

@@ -32,7 +32,8 @@ class Step(NamedTuple):
     grid: tuple[int, ...]
     args: tuple[Any, ...]
     options: dict[str, Any]
-    need: scratch.Need | None = None  # sizes of STATES and COUNTERS; None: those of an earlier step with this `room`
+    # sizes of STATES and COUNTERS; None: the step uses the scratch of an earlier step with the same `room`, or none
+    need: scratch.Need | None = None
     room: int = 0  # number of the stream's room; steps that run at the same time have different rooms
     # meta tensors, in the call's first step only: each call allocates memory for them, which all of its steps share
     own: tuple[torch.Tensor, ...] = ()
@@ -46,8 +47,8 @@ def own(likes: Sequence[torch.Tensor]) -> list[Any]:
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
     """Launch a kernel that may not be compiled yet; return the compiled kernel, or None in the interpreter.
 
-    One thread compiles or interprets at a time.  A launch on a GPU does not hold FIRST, so no thread waits
-    for it.
+    One thread compiles or interprets at a time, because it holds FIRST.  A launch on a GPU does not hold FIRST, so no
+    other thread waits for the launch.
     """
     if isinstance(kernel, InterpretedFunction):
         with interpreting():

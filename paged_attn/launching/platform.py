@@ -54,7 +54,10 @@ class Device(GPU):
 
 
 def _asked() -> str | None:
-    """Value of PAGED_ATTN_DIALECT; if unset, "interpreter" or "compiled", as Triton is told; None if it is not told."""
+    """Value of PAGED_ATTN_DIALECT; if it is unset, what Triton is told to do: "interpreter" or "compiled".
+
+    None: the variable is unset, and Triton is told nothing or not installed.
+    """
     said = os.environ.get("PAGED_ATTN_DIALECT", "").lower()
     if said and said not in DIALECTS:
         raise ValueError(f"PAGED_ATTN_DIALECT must be torch or interpreter, got {said}")
@@ -96,7 +99,7 @@ def under_triton(function: Any) -> bool:
 
 @functools.cache
 def _language() -> tuple[Any, ...]:
-    """Modules and classes in which the interpreter, and this file, replace jit functions (tl.max) and builtins."""
+    """Modules and classes whose builtins the interpreter replaces, and whose jit functions (tl.max) this file does."""
     import triton.language as tl
 
     return (tl, tl.core, tl.standard, tl.math, tl.random, tl.tensor, tl.core.tensor_descriptor_base)

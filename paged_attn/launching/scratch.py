@@ -1,4 +1,4 @@
-"""Scratch memory between the programs of one call: states of cut blocks, and counters of pieces that have arrived.
+"""Scratch memory that programs of one call share: states of cut blocks, and counters of arrived pieces and of items.
 
 A counter must be zero when a launch begins, and every launch leaves its counters at zero.  So counters are zeroed once,
 when they are allocated.  Launches that may run at the same time must not share counters or states:
@@ -71,7 +71,7 @@ class Arena:
         return chunk
 
     def take(self, count: int) -> Tensor:
-        """Take `count` counters for a captured call; if the arena has run out, they are zeroed inside the graph."""
+        """Take `count` counters for a captured call; if too few are left, new ones are zeroed inside the graph."""
         with self.lock:
             self.low = self.left < count + COUNTERS_PER_CHUNK // 2
             if count > self.left or not self.chunks:
@@ -93,7 +93,7 @@ class Room(NamedTuple):
 
 
 class Own(NamedTuple):
-    """Layout, side by side in one allocation, of the tensors that launches of one call hand to each other."""
+    """Offsets, in one allocation, of the tensors that launches of one call hand to each other."""
 
     likes: tuple[Tensor, ...]  # meta tensors
     begins: tuple[int, ...]  # offset of each tensor, bytes
@@ -101,7 +101,7 @@ class Own(NamedTuple):
 
 
 def side_by_side(likes: Sequence[Tensor]) -> Own:
-    """Place tensors one behind the other, each at a multiple of OWN_ALIGNMENT."""
+    """Place tensors one after the other, each at a multiple of OWN_ALIGNMENT."""
     ends = list(itertools.accumulate(-(-x.nbytes // OWN_ALIGNMENT) * OWN_ALIGNMENT for x in likes))
     return Own(tuple(likes), (0, *ends[:-1]), ends[-1])
 

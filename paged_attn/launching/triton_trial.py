@@ -1,4 +1,4 @@
-"""Whether this Triton makes right kernels for an architecture, by its version or by a trial whose verdict is on disk.
+"""Whether this Triton makes right kernels for an architecture, by its version or by a trial with a verdict on disk.
 
 A wrong kernel can hang, or leave a process without its GPU, so calls are tried in another process.  A trial may begin
 even during capture of a CUDA graph, because the other process touches neither the capturing stream nor its memory.
@@ -26,7 +26,8 @@ _verdicts: dict[str, str] = {}  # what is wrong, by architecture, as far as this
 def why_not(arch: str) -> str | None:
     """What is wrong with the kernels that this Triton makes for an architecture; None if nothing.  Warns once.
 
-    A verdict on disk decides, if there is one.  Otherwise, a process that has such a GPU starts a trial.
+    A verdict of this process or on disk decides, if there is one.  Otherwise, a process that has such a GPU starts a
+    trial.  Without such a GPU, the result is that nobody has tried them.
     """
     why = _verdicts.get(arch)
     if why is None:

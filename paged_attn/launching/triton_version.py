@@ -20,8 +20,8 @@ from .locks import FIRST
 KNOWN = ((3, 6), (3, 7), (3, 8), (3, 9))  # versions whose sources were read: launch path, Triton and Gluon
 ASSEMBLER = "TRITON_PTXAS_PATH"
 
-# Unless a step says otherwise, a product and a sum may become one instruction.  3.9 warns without the option, and later
-# versions will not fuse by default.
+# Unless a step says otherwise, a product and a sum may become one instruction.  Triton 3.9 warns without the option,
+# and later versions will not fuse by default.
 OPTIONS = {"enable_fp_fusion": True}
 
 
@@ -38,7 +38,7 @@ def this() -> str:
 
 
 def known(version: str | None = None) -> bool:
-    """Whether a version is among KNOWN, by default this process's; builds between releases are not."""
+    """Whether a version, by default this process's, is among KNOWN; builds between releases are not."""
     version = version or this()
     return number(version) in KNOWN and "dev" not in version and "git" not in version
 

@@ -1,6 +1,6 @@
-"""The plan of a call, from shapes, dtypes and device only, and the steps of the plan.
+"""The plan of a call, which follows from the call's Problem alone, and the steps of the plan.
 
-Plans are cached, so every layer of a model reuses one plan.  Nothing is read from the device.  A plan made during
+Plans are cached, so layers with equal problems share a plan.  Nothing is read from the device.  A plan made during
 capture of a CUDA graph is therefore right for every replay.
 """
 
@@ -49,7 +49,7 @@ def plan(problem: Problem) -> Plan:
 def steps_of(plan: Plan, call: Call) -> list[Step]:
     """The steps of a plan, in order: the copy of keys and values if any, then each launch and its merge.
 
-    If a launch leads (Shape.LEADS), the next launch comes before the merge of the leader, and does not wait for it.
+    If a launch leads (Shape.LEADS), the next launch need not wait for its end, and comes before the leader's merge.
     """
     steps: list[Step] = []
     over_copies = call

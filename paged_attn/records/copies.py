@@ -1,7 +1,7 @@
-"""Whole pages to which a call's keys and values are copied, for launches that cannot read them in the cache itself.
+"""Whole pages to which a call's keys and values are copied, for launches that cannot read the cache, or only slowly.
 
-The pages of a sequence lie side by side, and all sequences with pages have equally many, enough for the longest.  So
-the number of a page follows from its sequence and its index in the sequence, without a search.
+The pages of a sequence lie side by side, and all sequences with pages have equally many, enough for the longest.  If
+every sequence has pages, those of sequence s begin at page s * `pages`, and no kernel has to search for them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Copies(NamedTuple):
     """Two caches [most * pages, PAGE, kv_heads, dims] and a page table [seqs, pages]."""
 
     seqs: int
-    # Number of sequences for which there are pages.  If it equals seqs, all sequences have pages, in order.  If it is
-    # less, only sequences of `shortest` query tokens or more have pages, in order, and there can be no more of these.
+    # Number of sequences for which there are pages.  If `most` equals `seqs`, sequence i has the i-th pages.  If it is
+    # less, the i-th sequence of `shortest` query tokens or more has them; a call has no more than `most` of these.
     most: int
     pages: int  # pages of each sequence
     shortest: int  # fewest query tokens of sequences that the launches over copies serve
@@ -31,7 +31,7 @@ class Copies(NamedTuple):
     kv_heads: int
     head_dim: int
     value_dim: int
-    dtype: torch.dtype  # that of the cache; or one of 16 bits, for numbers multiplied by their scales by token
+    dtype: torch.dtype  # that of the cache; over a cache of 8 bits or less perhaps the queries' 16-bit dtype
     native: bool  # the device has instructions that convert e4m3
     dependent: bool  # launches may begin before the launch ahead has ended
     stripes: Stripes | None  # how keys lie over ranks; None: each rank has all keys
@@ -52,7 +52,7 @@ class Copies(NamedTuple):
 
 
 def copies_of(p: Problem) -> Copies:
-    """Pages for all keys that a call may have.  The host knows no lengths, so each sequence counts as the longest."""
+    """Pages for max_seqlen_k keys of each sequence, because the host does not know which sequences have fewer."""
     return Copies(
         seqs=p.seqs,
         most=p.seqs,
@@ -70,7 +70,10 @@ def copies_of(p: Problem) -> Copies:
 
 
 def over(p: Problem, copies: Copies) -> Problem:
-    """The problem of launches that read the copies.  Only the layout, dtype and scales of keys and values differ."""
+    """The problem of launches that read the copies.
+
+    Layout, dtype and scales of keys and values differ, and with the dtype also the operands of products (`compute`).
+    """
     keys, values, _ = copies.tensors()
     return p._replace(
         page_size=PAGE,

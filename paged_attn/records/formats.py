@@ -3,13 +3,13 @@
 import torch
 
 INT4 = torch.uint8  # dtype of int4 caches: a byte has two dims, 0 to 15 each, the earlier one in its lower bits
-# Bits behind sign and exponent of formats of a byte or less.  int8 and int4 have no exponent.  Kernels get such tensors
-# as bytes, and this number as the name of the format (`Rows.FP8`).
+# Bits of a number that are neither sign nor exponent, for each format of a byte or less.  Kernels get tensors of these
+# formats as bytes, and this number as the name of the format (`Rows.FP8`).
 MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2, torch.int8: 7, INT4: 4}
-# Largest number of each format.  A cache holds number / scale.  int8 is symmetric: -128 is read, but never written.
-# int4 holds number / scale + zero point.
+# Largest stored number of each format.  The stored number is number / scale, for int4 number / scale + zero point.
+# int8 is symmetric: -128 is read, but never written.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0, INT4: 15.0}
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by their bytes
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # number of bytes -> integer dtype
 
 
 def is_fp8(dtype: torch.dtype) -> bool:
@@ -28,7 +28,7 @@ def dims_of(cache: torch.Tensor) -> int:
 
 
 def in_words(x: torch.Tensor) -> torch.Tensor:
-    """View elements as integers of as many bytes, because torch and Triton know few operations on rare dtypes."""
+    """View elements as integers of equal size, because torch and Triton know few operations on rare dtypes."""
     word = WORDS.get(x.dtype.itemsize)
     return x if word is None else x.view(word)
 

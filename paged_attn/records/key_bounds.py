@@ -73,7 +73,7 @@ class KeyBounds(NamedTuple):
         return number // stripe * (stripe * world) + rank * stripe + number % stripe
 
     def most_own(self, keys: int) -> int:
-        """The most keys that a rank has among `keys` consecutive positions; keys < 0 means any number and stays so."""
+        """The most keys that a rank has among `keys` consecutive positions; a negative `keys` is returned unchanged."""
         if self.shard is None or keys < 0:
             return keys
         _, world, stripe = self.shard

@@ -112,8 +112,9 @@ def _by_slot(kv: KV, scale: Any, order: str) -> KV:
 def pairable(kv: KV, head_dim: int) -> bool:
     """Whether a cache of bytes can be read two bytes at a time.
 
-    The address and all strides must be even.  The two bytes of a pair are of different parts of a head, and a dot
-    needs 16 dims of each part.  So head_dim must be more than 16, except over int4, where parts are padded to 16 dims.
+    The address and all strides must be even.  The two bytes of a pair belong to different parts of a head, and a dot
+    needs 16 dims of each part.  So head_dim must be more than 16, and is then padded to 32 or more.  Over int4 it may
+    be less, because each part is padded to 16 dims.
     """
     if kv.FP8 == 0 or (head_dim <= 16 and kv.FP8 != 4):
         return False
@@ -151,7 +152,7 @@ def of_known_steps(keys: KeyValues) -> KeyValues:
 
 
 def of_one_head(keys: KeyValues) -> KeyValues:
-    """Keys and values with a head stride of 0, so that every KV head reads the first one."""
+    """Keys and values with a head stride of 0, so that every KV head reads the keys and values of the first one."""
     return KeyValues(
         *(kv._replace(stride_head=0, scale_stride_head=0 if kv.SCALED else kv.scale_stride_head) for kv in keys)
     )
@@ -163,7 +164,7 @@ def page_starts(page_table: torch.Tensor, starts: torch.Tensor | None) -> PageSt
 
 
 def boxable(*caches: torch.Tensor) -> bool:
-    """Whether TMA can read these caches: 16-bit elements, strides of multiples of 16 bytes, 64, 128 or 256 dims."""
+    """Whether TMA can read these caches: 16-bit elements, 64, 128 or 256 dims, and addresses and strides `aligned`."""
     return all(
         x.element_size() == 2 and x.ndim == 4 and x.shape[0] > 0 and x.shape[3] in (64, 128, 256) and aligned(x)
         for x in caches
@@ -189,7 +190,11 @@ def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) 
 
 
 def _packed_boxable(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether TMA can read an x-packed cache: x dims take 16 bytes, slots adjoin, other strides divide by 16 bytes."""
+    """Whether TMA can read an x-packed cache.
+
+    x dims must take 16 bytes, and slots must be adjacent.  Addresses, other strides and the slots of a page in v_cache
+    must be multiples of 16 bytes.
+    """
     x, size = k_cache.shape[4], k_cache.element_size()
     dense = x * size == 16 and k_cache.stride()[3:] == (x, 1) and v_cache.stride(3) == 1
     return (
@@ -206,7 +211,7 @@ def adjacent(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> bo
 
 
 def rows_boxable(k_new: torch.Tensor, v_new: torch.Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether TMA can read k_new and v_new, and their dtype is `dtype`.
+    """Whether k_new and v_new have the dtype `dtype`, and TMA can read them.
 
     v_new = None: the values are dims of k_new.
     """
@@ -266,9 +271,9 @@ def scales(
 ) -> Scales:
     """Scales as kernels take them.  An absent scale is 1.
 
-    A tensor of two axes has a row for each sequence, or one row for all.  If by_seq is False, it has one row for all.
-    If by_token is True, `query` has a row for each token.  A scale by slot is part of its cache's record (`cache`), and
-    1 here.
+    A tensor of two axes has a row for each sequence, or one row for all.  With by_seq = False, each tensor has one row.
+    With by_token = True, `query` has a row for each token.  A scale by slot is part of its cache's record (`cache`),
+    and 1 here.
     """
     of_tokens: tuple[Any, Any, Any] = (None, None, None)
     if by_token:
@@ -285,9 +290,9 @@ def scales(
 
 
 def _stride_of_seqs(scale: Any) -> int | None:
-    """Stride from a sequence's scale to the next sequence's; None if all sequences have one scale.
+    """Stride of a scale's axis of sequences; None if this axis is missing or expanded.
 
-    The stride of a single row is 0, so that kernels read the row only for sequences that have keys.
+    A single row gets the stride 0, not None: with a stride, kernels read no scale for a sequence without keys.
     """
     if scale.ndim < 2 or (scale.shape[0] > 1 and scale.stride(0) == 0):
         return None

@@ -1,4 +1,4 @@
-"""A plan, which is the launches of a call, and rows and thresholds of the tables from which planners choose launches.
+"""Records of a plan and its launches, and of the tables from which planners choose launches.
 
 `docs/regimes.md` is generated from the tables, and `explain` names the row of a call.
 """
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..kernels.common.records import Shape
 from .problem import Problem
 
-UNBOUNDED = 2**31 - 1  # upper bound on query tokens of a sequence where there is none
+UNBOUNDED = 2**31 - 1  # stands for no upper bound on the query tokens of a sequence
 
 
 class Config(NamedTuple):
@@ -22,8 +22,8 @@ class Config(NamedTuple):
     peel: bool  # a loop without masks for the tiles that all rows see
     resident: int  # programs that a multiprocessor holds at once
     least: int = 8  # fewest tiles of a share; smaller shares cost more to merge than they save
-    pieces: int = 0  # if > 0, short blocks are cut into up to this number of pieces, even if of less than `least` tiles
-    whole: int = 0  # most keys of blocks that stay whole, if there are more than multiprocessors / 4 of them
+    pieces: int = 0  # if > 0, shares of short blocks may have fewer than `least` tiles, to make this number of pieces
+    whole: int = 0  # blocks of up to this number of keys stay whole, if there are more than multiprocessors / 4 blocks
     enough: float = float("inf")  # with at least this number of blocks per multiprocessor, no block is cut
     boxes: bool = False  # full tiles are loaded by TMA, if pages are whole tiles
     pairs: bool = False  # keys and values are read two bytes at a time: two dims, or four of int4

@@ -49,7 +49,7 @@ class Problem(NamedTuple):
     softcap: float  # 0: none
     alibi: bool
     qq_bias: bool
-    only: str | None
+    only: str | None  # "decode" or "prefill": the call serves only these sequences; None: all
     compute: torch.dtype  # dtype of the operands of products
     query: torch.dtype
     cache: torch.dtype
@@ -69,7 +69,7 @@ class Problem(NamedTuple):
     token_scales: bool = False  # scores are scaled by token
     slot_scales: bool = False  # keys or values have a scale for each slot and KV head of the cache
     prefix: bool = False  # prefix_lens are given: first keys stay visible beyond a window
-    spans: bool = False  # spans are given: queries in a span see all its keys, also later ones and beyond a window
+    spans: bool = False  # spans are given: in a span, causality hides no key, and without clip_spans no window does
     latent: bool = False  # values are the first dims of keys, in the same memory
     stripes: Stripes | None = None  # None: no shard
     head_windows: bool = False  # each head has a window, whose width only the device knows
@@ -105,10 +105,10 @@ class Problem(NamedTuple):
         return self.modified or self.token_scales
 
     def keys_seen(self, beside: int) -> int:
-        """Estimate the most keys that a block sees: all keys, or with a window its left side and `beside` more keys.
+        """Estimate the most keys that a block sees: with a window, window_left + beside; otherwise max_seqlen_k.
 
         beside: query tokens of the block.  A caller may add a tile, because a window may begin inside a tile.  With
-        a window, keys after the block's queries do not count.
+        a window, keys after the block's queries do not count.  With a prefix or spans, all keys count.
         """
         if self.window_left < 0 or self.prefix or self.spans:
             return self.max_seqlen_k

@@ -1,5 +1,5 @@
 """Attention in plain torch: any device, no Triton.
 
-The package imports arguments, launching, records and strides, no dialect, and Triton only for a score_mod in Triton.
-A new modifier is a function in scores.py, and a new mask one in visible.py; `blocks.py` calls both files already.
+The folder imports arguments, launching, records, strides; kernels.common and Triton only for a score_mod in Triton.
+A modifier has a line in `modify` and `modifies` of scores.py, a mask has a field of `Sight` and a line in `mask_of`.
 """

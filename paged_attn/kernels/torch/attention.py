@@ -13,9 +13,9 @@ from . import blocks, plain
 from .call import Call, Seq, narrow, quiet, sequences, tokens_of
 from .visible import Sight, runs_of, sight_of
 
-TOGETHER = 4096  # maximum keys of a group, if every sequence had as many as the longest one
-MOST_QUERIES = 128  # maximum queries of a group
-ALIKE = 1.25, 32  # maximum keys of a group's longest sequence: ALIKE[0] times those of the shortest one + ALIKE[1]
+TOGETHER = 4096  # maximum keys of a group of several sequences, if each counts as the longest one
+MOST_QUERIES = 128  # maximum queries of a group of several sequences
+ALIKE = 1.25, 32  # a group's longest sequence has up to ALIKE[0] * (keys of its shortest one) + ALIKE[1] keys
 
 
 def attend(call: Call) -> None:
@@ -37,7 +37,10 @@ def attend(call: Call) -> None:
 
 
 def words(call: Call) -> list[str]:
-    """How each group of sequences is computed, and why not by flash attention, in words."""
+    """How each group of sequences is computed, and why not by flash attention, in words.
+
+    Log-sum-exps are not known here, so groups that `plain.attend` refuses for large ones count as flash attention's.
+    """
     sight = sight_of(call.given, call.options)
     scales, why = plain.scaled(call, sight), plain.why_not(call, sight)
     served, others = _parted(sight, scales, sequences(call))
@@ -50,7 +53,7 @@ def words(call: Call) -> list[str]:
 
 
 def _why_not(sight: Sight, group: Sequence[Seq]) -> str:
-    """Why flash attention does not take a group of sequences with several queries."""
+    """Why flash attention does not take a group, in a call for which `plain.why_not` has no reason."""
     if sight.bounded:
         return "a window or a chunk bounds what its queries see"
     return "it has more queries than keys" if group[0].context_len < 0 else "its keys lie with several ranks"
@@ -75,7 +78,10 @@ def _parted(sight: Sight, scales: plain.Scaled | None, found: Iterable[Seq]) -> 
 
 
 def groups_of(call: Call, sight: Sight, found: list[Seq]) -> Iterator[list[Seq]]:
-    """Groups of sequences with equally many queries and about as many keys; a group is computed at once."""
+    """Groups of sequences with equal numbers of queries and similar numbers of keys.
+
+    With batch_invariant, every sequence is a group of its own.
+    """
     if call.options.batch_invariant:
         yield from ([seq] for seq in found)
         return
@@ -102,7 +108,7 @@ def _keys(sight: Sight, seq: Seq) -> int:
 
 
 def _clear_padding(call: Call) -> None:
-    """Write zeros, and log-sum-exps of -inf, behind the last sequence's tokens; with `only`, write nothing."""
+    """Write zeros, and log-sum-exps of -inf, for tokens after the last sequence; with `only`, write nothing."""
     if call.options.only is not None:
         return
     starts = call.given.cu_seqlens_q
@@ -126,7 +132,7 @@ def _store(call: Call, group: Sequence[Seq], first: int, end: int, out: Tensor, 
     if given.out_scale is not None:
         rows = rows.float() / given.out_scale
     stored: Any = narrow(rows, given.out.dtype)
-    if stored.dtype.itemsize == 1:  # torch cannot store fp8 by index, so it stores bytes
+    if stored.dtype.itemsize == 1:  # torch cannot store fp8 by index, so bytes are stored
         given.out.view(torch.uint8)[tokens] = stored.view(torch.uint8)
     else:
         given.out[tokens] = stored

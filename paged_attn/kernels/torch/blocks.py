@@ -1,4 +1,4 @@
-"""Calls of any features: blocks of queries over tiles of keys, with a running state.
+"""Attention with any features: each block of queries loops over tiles of keys, and updates a state.
 
 Shapes: T queries of each of B sequences, N keys of a tile, G KV heads, M query heads of each, D dims.
 """
@@ -17,7 +17,7 @@ from .call import Call, Seq, of_group, per_head
 from .visible import Sight, mask_of, runs_of, seen_by_all
 
 TILE = 512  # keys
-SCORES = 1 << 21  # maximum scores of a block and a tile
+SCORES = 1 << 21  # maximum scores of a block and a tile, unless one query of each sequence has more
 # All products of a batch_invariant call have one shape.  A query's position decides its row of a block, and a key's
 # position its column of a tile, wherever the call begins.
 INVARIANT_QUERIES, INVARIANT_TILE = 16, 256
@@ -46,16 +46,16 @@ class Queries(NamedTuple):
 class Tile(NamedTuple):
     """A tile of gathered keys and values of each sequence."""
 
-    spans: list[Span]  # keys of each sequence; with a shard, these and `key` are numbers of own keys
-    key: Tensor  # int64 [B, N]
-    live: Tensor  # bool [B, N], whether a key was read; other keys must not count
+    spans: list[Span]  # keys of each sequence
+    key: Tensor  # int64 [B, N], places of the keys; with a shard, `key` and `spans` are numbers of own keys
+    live: Tensor  # bool [B, N]; keys where it is False are padding, and must not count
     keys: Tensor  # float32 [B, N, G, D]
     values: Tensor  # float32 [B, N, G, D]
     of_cache: bool  # True: cached keys; False: new keys
 
 
 def tile_of(call: Call) -> int:
-    """Keys of a tile."""
+    """Number of keys of a tile."""
     return INVARIANT_TILE if call.options.batch_invariant else TILE
 
 
@@ -98,7 +98,7 @@ def attend(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> tupl
             mask = mask_of(sight, group, queries.tokens, queries.slots, key, key_pos, queries.pos)
             mask = mask & live[:, None, None, :]
             view = view.masked_fill_(~mask, float("-inf"))
-            if sight.windows is not None:  # values that no head of a KV head sees may be NaN
+            if sight.windows is not None:  # values that no row of a KV head sees may be NaN
                 seen = mask[:, :, rows].reshape(shape[0], sizes.kv_heads, -1, key.shape[1]).any(2)
                 values = values.masked_fill(~seen[..., None], 0.0)
         scale = of_group(per_head(call.v_scale, sizes.kv_heads), group) if of_cache else 1.0
@@ -135,7 +135,7 @@ def _sinks(call: Call, block: Block) -> Tensor | None:
 
 
 def _tiles(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Iterator[Tile]:
-    """Tiles of both runs of keys that a block's queries see."""
+    """Tiles of the keys that a block's queries may see: of the prefix, then of the other run (`visible.Runs`)."""
     runs = [runs_of(sight, seq, block.first, block.end) for seq in group]
     for whole in ([Span(0, x.prefix) for x in runs], [Span(x.first, x.end) for x in runs]):
         for begin in range(0, max(x.end - x.first for x in whole), TILE):
@@ -150,9 +150,9 @@ def _tiles(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Iter
 
 
 def _fixed_tiles(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Iterator[Tile]:
-    """Tiles of a batch_invariant call: tiles at multiples of INVARIANT_TILE that hold a key of either run.
+    """Tiles of a batch_invariant call: tiles at multiples of INVARIANT_TILE that hold a key of a run (`visible.Runs`).
 
-    One update folds in all keys of a tile, wherever the runs end.  Zeros stand for keys between the runs.
+    One update folds in all keys of a tile, wherever the runs end.  Zeros stand for keys outside the runs.
     """
     (seq,), size = group, INVARIANT_TILE
     runs = runs_of(sight, seq, block.first, block.end)
@@ -187,7 +187,7 @@ def _scale(call: Call, group: Sequence[Seq], weights: Tensor, scale: Tensor | fl
 
 
 def _positions_of_keys(sight: Sight, group: Sequence[Seq], key: Tensor) -> Tensor:
-    """Positions [B, N] of keys: places, except that the call's own keys have their queries' positions, if given."""
+    """Positions [B, N] of keys at places `key`.  query_positions, if given, are those of the call's own keys."""
     if sight.positions is None:
         return key
     contexts, starts, ends = torch.tensor(

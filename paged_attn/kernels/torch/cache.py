@@ -1,7 +1,7 @@
 """Reads and writes of the cache: gathers keys and values of some positions from any layout, and writes new ones.
 
-If each page is one piece of memory, whole pages may be gathered, and slots outside the positions are cut off.
-Otherwise single slots are gathered.  Slots outside the positions never reach a result.
+Where possible, whole pages are gathered, and slots outside the positions are cut off.  Otherwise single slots are
+gathered.  Slots outside the positions never reach a result.
 
 Shapes: B sequences, N positions of each, G KV heads, D dims.
 """
@@ -19,12 +19,14 @@ from ...arguments import scales_slots
 from ...records.formats import INT4, LARGEST
 from .call import Call, Seq, narrow, per_head, quiet
 
-KEPT = 16 << 20  # maximum bytes of a scratch tensor that is kept: page faults of new memory cost more than a copy
+# Maximum bytes of a scratch tensor that is kept for later calls.  In new memory, page faults would take longer than the
+# copy into it.
+KEPT = 16 << 20
 _scratch = threading.local()
 
 
 class Layout(NamedTuple):
-    """Orders of axes that turn a cache layout into slots."""
+    """Orders of a cache's axes, as `permute` takes them, for one cache layout."""
 
     slots: tuple[int, ...]  # makes [pages, page_size, kv_heads, dims ...]
     heads: tuple[int, ...]  # makes [kv_heads, pages, page_size, dims ...]
@@ -167,7 +169,7 @@ def _of_one(call: Call, cache: Tensor, layout: Layout, which: int, seq: Seq, spa
 
 
 def _dense(cache: Tensor) -> bool:
-    """Whether a page is one piece of memory."""
+    """Whether the elements of a page are contiguous, in the order of the cache's axes."""
     size = 1
     for length, stride in zip(reversed(cache.shape[1:]), reversed(cache.stride()[1:])):
         if length != 1 and stride != size:
@@ -177,7 +179,7 @@ def _dense(cache: Tensor) -> bool:
 
 
 def _copied(cache: Tensor, ids: Tensor, which: int) -> Tensor:
-    """Copies of pages, one after another, in memory of this thread."""
+    """Copies of pages, one after another, in scratch memory."""
     count = cache[0].numel()
     flat = cache.as_strided((cache.shape[0], count), (cache.stride(0), 1))
     room = scratch(which, len(ids) * count, cache.dtype, cache.device).view(len(ids), count)
@@ -189,7 +191,7 @@ def _slots(
 ) -> Tensor:
     """Keys or values of a group of sequences, [B, N, G, D].
 
-    Whole pages of an NHD cache are gathered if, once cut to N slots, they hold no slot behind their sequence's span.
+    Whole pages are gathered if the cache is NHD and its pages are contiguous, and if `_in_whole_pages`.
     """
     size, position = call.sizes.page_size, _positions(spans, call.device)
     whole = layout is NHD and _dense(cache) and _in_whole_pages(spans, size)
@@ -244,7 +246,7 @@ def _without_empty(found: Tensor, spans: Sequence[Span]) -> Tensor:
 
 
 def scratch(which: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of this thread for `count` elements, valid until the next call with the same `which`."""
+    """Memory for `count` elements, valid until the next call of this thread with the same `which`."""
     if count * dtype.itemsize > KEPT:
         return torch.empty(count, dtype=dtype, device=device)
     key = which, dtype, device
@@ -308,7 +310,7 @@ def _quantised_with_zero(new: Tensor) -> tuple[Tensor, Tensor]:
 def _scatter(cache: Tensor, layout: Layout, new: Tensor, slots: Tensor, size: int, scale: Any) -> None:
     """Store new [tokens, kv_heads, dims] / scale into slots [tokens] of a cache, rounded to nearest.
 
-    Scales by slot are computed here, and stored, too; `scale` is then the tensor of these scales.
+    size: slots of a page.  If `scale` is the tensor of scales by slot, new scales are computed, and stored in it, too.
     """
     if scales_slots(scale):
         stored, scales = _quantised(new, cache, scale)

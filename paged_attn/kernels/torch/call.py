@@ -50,9 +50,9 @@ class Call(NamedTuple):
     given: Tensors
     options: Options
     sizes: Sizes
-    scale: float  # of the softmax
-    cap: float | None  # of the scores
-    lse: Tensor | None
+    scale: float  # softmax scale
+    cap: float | None  # softcap; None: scores are not capped
+    lse: Tensor | None  # log-sum-exps to write, float32 [tokens, heads]; None: they are not asked for
 
     @property
     def device(self) -> torch.device:
@@ -66,13 +66,16 @@ class Call(NamedTuple):
 
     @property
     def compute(self) -> torch.dtype:
-        """The dtype of products, which holds every query and key exactly; never float16, which CPUs do not multiply."""
+        """The dtype of gathered keys and values, and of flash attention's products.
+
+        The dtype holds every query and key exactly, and is never float16, which CPUs do not multiply.
+        """
         found = {x.dtype for x in (self.given.q, self.given.k_cache, self.given.k_new) if x is not None}
         return torch.float32 if {torch.float32, torch.float16} & found else torch.bfloat16
 
     @property
     def slot_scales(self) -> tuple[Tensor | None, Tensor | None]:
-        """Scales of keys and of values by slot of the cache, None if keys or values have other scales."""
+        """(k_scale, v_scale), with None for a scale that is not by slot; v_scale = None in a call means k_scale."""
         scales = self.given.k_scale, self.given.v_scale
         found = tuple([x if scales_slots(x) else None for x in scales])
         return (found[0], found[0] if scales[1] is None else found[1])
@@ -90,10 +93,7 @@ class Call(NamedTuple):
 
 @contextlib.contextmanager
 def quiet(device: torch.device) -> Iterator[None]:
-    """A scope in inference mode and without autocast.
-
-    The scope can also write caches that were made in inference mode.
-    """
+    """A scope without autocast and in inference mode, where tensors that were made in that mode can be written, too."""
     with torch.inference_mode(), torch.autocast(device.type, enabled=False):
         yield
 
@@ -129,9 +129,10 @@ def rows_of(call: Call, x: Tensor, group: Sequence[Seq], first: int, end: int) -
 
 
 def per_head(scale: Any, kv_heads: int) -> Tensor | float:
-    """A scale by head: a float if all heads have one number, else [kv_heads], or [seqs, kv_heads] if sequences differ.
+    """A scale as a float if all its numbers are equal, else as a tensor.
 
-    Scales by slot of the cache are applied elsewhere, and count as 1.
+    The tensor is [seqs, kv_heads] if the scale has several rows, else [kv_heads].  Scales by slot of the cache are
+    applied elsewhere, and count as 1 here.
     """
     if scale is None or scales_slots(scale):
         return 1.0

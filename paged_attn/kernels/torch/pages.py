@@ -29,7 +29,7 @@ def gather_pages(
     cache: Tensor, page_table: Tensor, page_starts: Tensor | None, seq_lens: Tensor, out: Tensor, kv_layout: str,
     scale: Any,
 ) -> None:  # fmt: skip
-    """Write the rows of all sequences to out, and zeros behind them and where a page id is negative."""
+    """Write the rows of all sequences to out; rows after them, and rows of a page with a negative id, are zeros."""
     layout = PACKED_KEYS if cache.ndim == 5 else LAYOUTS[kv_layout]
     rows = in_words(cache).permute(layout.slots)
     if not len(rows):  # the cache has no pages, so no row has one

@@ -1,4 +1,4 @@
-"""Calls that torch's flash attention for CPUs serves; the operator also returns log-sum-exps.
+"""Sequences that torch's flash attention for CPUs serves, by an operator that also returns log-sum-exps.
 
 Shapes: T queries of each of B sequences, N keys, G KV heads, M query heads of each, D dims.
 """
@@ -23,7 +23,7 @@ PIECE_BYTES, FEWEST_KEYS = 1 << 21, 512
 # From this number of queries on, a piece has MOST_KEYS keys instead of a quarter as many.  With many queries, joining
 # more pieces takes more time than reading larger pieces from memory.
 MANY_QUERIES = 32
-MOST_KEYS = 16384  # maximum keys of a piece
+MOST_KEYS = 16384  # maximum keys of a piece; a causal sequence's own keys in the call are one piece of any size
 # Largest magnitude of log-sum-exps by which pieces are joined.  The last bit of larger ones changes results too much.
 FAR = {torch.float32: 32.0, torch.bfloat16: 2048.0}
 State = tuple[Tensor, Tensor]  # results, log-sum-exps
@@ -49,8 +49,8 @@ REASONS: tuple[tuple[Callable[[Call, Sight], bool], str], ...] = (
 class Scaled(NamedTuple):
     """Scales that are the same for all rows and heads."""
 
-    score: float
-    value: float
+    score: float  # product of softmax scale, q_scale and k_scale
+    value: float  # v_scale
 
 
 def why_not(call: Call, sight: Sight) -> str | None:
@@ -117,7 +117,10 @@ def attend(call: Call, sight: Sight, scales: Scaled, group: Sequence[Seq]) -> St
 
 
 def _few(call: Call, scales: Scaled, query: Tensor, group: Sequence[Seq], spans: Sequence[Span]) -> Iterator[State]:
-    """States, by pieces, of one query of each sequence [B, G, M, D]; the heads of a group are rows of one product."""
+    """States of one query of each sequence over pieces of the keys; query: [B, G, M, D].
+
+    The heads of a group are rows of one product.
+    """
     size = call.sizes.kv_heads * call.sizes.head_dim * call.compute.itemsize
     step = max(FEWEST_KEYS, min(MOST_KEYS, PIECE_BYTES // size))
     count, rows = max(x.end - x.first for x in spans), call.sizes.group
@@ -136,14 +139,17 @@ def _few(call: Call, scales: Scaled, query: Tensor, group: Sequence[Seq], spans:
 
 
 def _padding(spans: Sequence[Span], keys: Tensor) -> Tensor:
-    """Mask float32 [B, 1, 1, N]: minus infinity behind each span."""
+    """Mask float32 [B, 1, 1, N]: minus infinity after the end of each span, else 0."""
     ends = torch.tensor([max(x.end - x.first, 0) for x in spans], device=keys.device)[:, None, None, None]
     hidden = torch.arange(keys.shape[1], device=keys.device) >= ends
     return torch.zeros(hidden.shape, dtype=torch.float32, device=keys.device).masked_fill_(hidden, float("-inf"))
 
 
 def _many(call: Call, sight: Sight, scales: Scaled, query: Tensor, seq: Seq, span: Span) -> Iterator[State]:
-    """States of the queries [T, G, M, D] of one sequence: over its context, by pieces, and over the call's own keys."""
+    """States of the queries of one sequence over pieces of the keys; query: [T, G, M, D].
+
+    In a causal sequence, the context is cut into pieces, and the call's own keys are one more piece.
+    """
     query = query.permute(1, 2, 0, 3)
     causal = sight.is_causal(seq)
     border = seq.context_len if causal else span.end
@@ -155,7 +161,7 @@ def _many(call: Call, sight: Sight, scales: Scaled, query: Tensor, seq: Seq, spa
 
 
 def _shared(call: Call, scales: Scaled, query: Tensor, seq: Seq, span: Span, causal: bool) -> Iterator[State]:
-    """States [G, M, T, D] over a run of keys, which the heads of a group share."""
+    """States of queries [G, M, T, D] over the keys of a span; the query heads of a group share these keys."""
     for source, part in sources(call, [seq], [span]):
         keys, values = (
             x[0].transpose(0, 1)[:, None].expand(-1, call.sizes.group, -1, -1)

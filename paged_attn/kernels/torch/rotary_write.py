@@ -18,11 +18,14 @@ def write_qkv(
     v_scale: Any, q_scale: Any, q_out: Tensor, kv_layout: str, interleaved: bool,
     mrope_sections: Sequence[int] | None, eps: float, norm_offset: float, part: str | None,
 ) -> None:  # fmt: skip
-    """Write queries of all tokens, and keys, values, or both, of tokens whose slot is not negative."""
+    """Write queries of all tokens to q_out, and keys and values of tokens whose slot is not negative to the caches.
+
+    part = "keys": no values are written.  v_cache = None: k_cache is a latent cache, v the latent, and k the rest.
+    """
     with quiet(q.device):
         queries = _normed(q, q_norm, eps, norm_offset)
         normed = _normed(v if v_cache is None else k, k_norm, eps, norm_offset)
-        keys = k.float() if v_cache is None else normed  # latents: k_norm applies to the latent, which is v
+        keys = k.float() if v_cache is None else normed  # k_norm applies to the latent, which is v
         if cos_sin is not None:
             cos, sin = _angles(cos_sin, positions, mrope_sections)
             queries, keys = _rotated(queries, cos, sin, interleaved), _rotated(keys, cos, sin, interleaved)
@@ -59,7 +62,10 @@ def _angles(cos_sin: Tensor, positions: Tensor | None, sections: Sequence[int] |
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first dims of float32 heads: pairs are halves, or neighbours if interleaved."""
+    """Rotate the first 2 * pairs dims of float32 heads.
+
+    A pair is dims i and pairs + i, or the neighbours 2 * i and 2 * i + 1 if interleaved.
+    """
     dims = 2 * cos.shape[-1]
     turned, rest = x[..., :dims], x[..., dims:]
     a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)

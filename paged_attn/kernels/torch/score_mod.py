@@ -15,7 +15,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from ...launching.platform import interpreting
 from ..common.score_mod import interpreted
 
-MOST_AT_ONCE = 1 << 16  # scores of a program in the interpreter
+MOST_AT_ONCE = 1 << 16  # maximum scores of a program in the interpreter, unless one row has more
 
 
 def applied_by_triton(function: Any, scores: Tensor, pos: Tensor, key_pos: Tensor, args: Sequence[Any]) -> Tensor:
@@ -53,7 +53,7 @@ def apply_score_mod(
     """Replace scores [rows, keys] by SCORE_MOD's results; a program has ROWS rows and all keys."""
     row, key = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, KEYS)
     live = (row < rows)[:, None] & (key < keys)[None, :]
-    row, key = tl.minimum(row, rows - 1), tl.minimum(key, keys - 1)  # no row or key behind the last ones
+    row, key = tl.minimum(row, rows - 1), tl.minimum(key, keys - 1)  # padding reads the last row or key
     at = scores + row[:, None] * keys + key[None, :]
     query, head = tl.load(query_pos + row)[:, None], tl.load(heads + row)[:, None]
     new = SCORE_MOD(tl.load(at), query, tl.load(key_pos + key)[None, :], head, *args)

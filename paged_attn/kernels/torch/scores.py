@@ -1,6 +1,6 @@
 """Modifiers of scores before the softmax: softcap, ALiBi, query-query bias, a user's function, in this order.
 
-Shapes: scores [B, H, T, N] float32; places and positions of queries [B, T], of keys [B, N].
+Shapes: scores are [B, H, T, N] float32, places and positions of queries [B, T], those of keys [B, N].
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _call(call: Call, scores: Tensor, pos: Tensor, key_pos: Tensor) -> Tensor:
 def applied(function: Any, scores: Tensor, pos: Tensor, key_pos: Tensor, args: Sequence[Any]) -> Tensor:
     """Scores [H, T, N] as the function returns them, for queries at positions [T] and keys at positions [N]."""
     if under_triton(function):
-        from .score_mod import applied_by_triton  # imports Triton, which the function has imported before
+        from .score_mod import applied_by_triton  # imports Triton, as the function's own module has done
 
         return applied_by_triton(function, scores, pos, key_pos, args)
     head = torch.arange(len(scores), device=scores.device)[:, None, None]

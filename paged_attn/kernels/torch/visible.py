@@ -17,7 +17,7 @@ from .call import Seq
 
 
 class Sight(NamedTuple):
-    """Everything that hides keys in a call; values on which loops depend are Python numbers."""
+    """Everything that decides which keys queries see; values on which loops depend are Python numbers."""
 
     window: KeyBounds  # window and chunk, by positions; only the chunk if windows differ by head
     # the least window that contains every head's window, and the chunk; with a shard, also which keys are the rank's
@@ -32,7 +32,7 @@ class Sight(NamedTuple):
 
     @property
     def simple(self) -> bool:
-        """Whether a single query sees exactly one run of keys, whose ends the host knows."""
+        """Whether each query sees exactly one run of keys, whose ends the host knows."""
         return all(x is None for x in (self.windows, self.positions, self.prefix, self.spans, self.bits))
 
     @property
@@ -53,7 +53,7 @@ def sight_of(given: Tensors, options: Options) -> Sight:
         by_head = windows.tolist()
         sides = [max(x) if min(x) >= 0 else -1 for x in zip(*by_head)]
         window, widest = KeyBounds(chunk=options.chunk), KeyBounds(sides[0], sides[1], options.chunk)
-        if all(x == by_head[0] for x in by_head):  # one window
+        if all(x == by_head[0] for x in by_head):  # all heads have one window
             window, windows = widest, None
     return Sight(
         window=window,
@@ -168,9 +168,9 @@ def _together(spans: list[list[list[int]]], group: Sequence[Seq], query: Tensor,
 
 
 def _bits(words: Tensor, key: Tensor) -> Tensor:
-    """Mask bool [B, 1, T, N] by words [B, T, words] of queries; key [B, N]: index of a key's bit.
+    """Mask bool [B, 1, T, N] from the rows [B, T, words] of qq_mask that belong to the queries.
 
-    Keys without a bit are visible.
+    key: [B, N], the index of each key's bit in such a row.  Keys without a bit are visible.
     """
     count = words.shape[2]
     if not count:
