@@ -1,7 +1,7 @@
 """Gluon kernels for Hopper (sm_90), with explicit loaders, rings and consumers.
 
-Modules import downwards: dialect, launch_arguments, kernels, consuming, schedule, loading, planning, asm, layouts.
-A new kernel is a file here and a plan in planning/.  Without Gluon only the host's part is imported.
+Modules import rightwards: dialect, launch_arguments, kernels, consuming, schedule, loading, planning, asm, layouts.
+A new kernel is a file here and a plan in planning/.  Only dialect, args and planning can be imported without Gluon.
 """
 
 import importlib

@@ -11,17 +11,18 @@ import triton
 class Pipe(NamedTuple):
     """Compile-time options of a kernel: its warps, its rings, and forms of its arithmetic."""
 
-    SHARES: bool  # each program has an even share of all tiles (shares.py, few rows of mixed.py); False: blocks.py
-    # warp partitions that multiply.  Each has ROWS query rows as rows of products, or COLUMNS query rows as columns.
+    SHARES: bool  # a launch of even shares (shares.py, few rows of mixed.py); False: of blocks (blocks.py, mixed.py)
+    # number of warp partitions that multiply.  Each has ROWS query rows as rows of products, or COLUMNS query rows as
+    # columns.
     # Latent rows: two consumers share ROWS rows
     CONSUMERS: int
     KEY_STAGES: int  # slots of the ring of keys that consumers read
     # slots of the ring of values; 0: keys and values alternate in the ring of keys.  Latents: slots of the ring of the
-    # key dims behind the values
+    # key dims behind the values, 0 if there are none
     VALUE_STAGES: int
     LOADERS: int  # loader warps for each ring; each loads an equal part of every tile
     BOX: int  # keys of one TMA box
-    ROWS_PER_PAGE: Any  # TMA descriptor's rows, each of one slot's stride, from a page to the next; x-packed: 1
+    ROWS_PER_PAGE: Any  # rows of the TMA descriptor, a slot's stride apart, from one page to the next; x-packed: 1
     SKIP: int  # rows of scratch from a block's first state to its second
     STRIDE: int  # rows of scratch from each later state to the next
     ROWS: int = 64  # query rows of a consumer: 64 for each of its warpgroups
@@ -38,17 +39,17 @@ class Pipe(NamedTuple):
     FP8: int = 0  # format of a cache of bytes (records/formats.MANTISSA); 0: a cache of 16 bits
     CONVERT: int = 0  # what the converter warpgroup does to tiles (convert.py); 0: there is no converter
     CONVERT_REGISTERS: int = 56  # registers of each thread of the converter
-    RAW_STAGES: int = 0  # slots of a ring from which the converter reads; rest of latents: `raw_slots_of_rest`
+    RAW_STAGES: int = 0  # slots of each ring that the converter reads; latents' rest has `raw_slots_of_rest`
     FP8_KEYS: bool = False  # q @ k^T has fp8 operands: fp8 queries, or 16-bit queries as sums of two fp8 terms
     FP8_PRODUCTS: bool = False  # both products have fp8 operands: queries, keys, weights and values
     COARSE: bool = False  # fp8 weights come from a straight line through each octave instead of exponentials
     TANH: bool = False  # the softcap takes tanh.approx, with a relative error up to 2^-11, instead of exponentials
     TERMS: int = 0  # terms of the polynomial that caps small scores with AT_ONCE (asm/weights.py); 0: no polynomial
     QUERY_BOX: bool = False  # queries come through TMA; otherwise through the consumers' registers
-    QUERY_SLOTS: int = 1  # with QUERY_BOX, slots, each for one block's queries; 2: the next block's may come early
+    QUERY_SLOTS: int = 1  # with QUERY_BOX, query slots that blocks take in turn; 2: the next queries may come early
     BESIDE: bool = False  # True for the pipe of few rows that one warpgroup serves beside blocks (mixed.py)
-    FOLLOWS: bool = False  # this launch begins before the previous one ends, and waits for that one at its own end
-    HEADS_ABREAST: int = 0  # KV heads whose blocks of a sequence all come before those of the next heads; 0: all
+    FOLLOWS: bool = False  # this launch begins before the previous one ends, but ends after it
+    HEADS_ABREAST: int = 0  # all blocks of a sequence come for this many KV heads, then for the next; 0: for all heads
     PARTS: int = 1  # parts into which a KV head's query heads are cut; each part is scheduled like a KV head
     HALVES: bool = False  # a latent tile takes two slots, each with half of the value dims
     SLOT_SCALES: bool = False  # each slot and KV head of the cache has a scale (slot_scales.py)
@@ -97,7 +98,7 @@ def rows_of_consumer(P):
 
     COLUMNS if several consumers of even shares have columns; otherwise ROWS.
 
-    With two lists, only blocks of the second list are columns, and the first consumer alone serves these blocks.
+    With two lists, blocks of at most COLUMNS rows are columns, and the first consumer alone serves these blocks.
     """
     return P.COLUMNS if P.SHARES and P.COLUMNS > 0 and P.CONSUMERS > 1 else P.ROWS
 
@@ -110,7 +111,10 @@ def is_int4(P):
 
 @triton.constexpr_function
 def dims_of_element(fp8):
-    """Dims of a head in one element of the cache.  fp8: Pipe.FP8; Triton would pass a whole Pipe as a plain tuple."""
+    """Dims of a head in one element of the cache.
+
+    fp8: Pipe.FP8.  The argument is not the Pipe, because Triton would pass a whole Pipe as a plain tuple.
+    """
     return 2 if fp8 == 4 else 1
 
 
@@ -242,10 +246,10 @@ class Item(NamedTuple):
     end: Any
     first: Any  # 1: this piece has the block's first keys, 0: it has not; fixed pieces: always 1
     pieces: Any  # number of pieces of the block; 1: not cut
-    holders: Any  # number of programs that have pieces of the block
+    holders: Any  # number of items of the block, each of which raises the block's counter by 1
     first_row: Any  # row in scratch of the block's first state; fixed pieces: of the block's last piece
     row: Any  # row in scratch of this piece's state; fixed pieces: of this item's last piece
-    counter: Any  # index of the block's counter, which counts holders that have stored their states
+    counter: Any  # index of the block's counter, which counts the block's items whose states are stored
 
 
 class Jobs(NamedTuple):
@@ -258,11 +262,11 @@ class Jobs(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Destinations and scales of results, except `out`: a record that a kernel builds would lose its constant field."""
+    """Destinations and scales of results, except `out`, whose constant field a record made in a kernel would lose."""
 
     lse: Any
     partial: Any  # Partial
-    # int32 counters of programs that have stored states: one for each block and consumer, then one for each group of
+    # int32 counters of items whose states are stored: one for each block and consumer, then one for each group of
     # pieces.  All are 0 between launches.  With a merge launch: the cuts that the launch reads (`merge.cuts_of`).
     told: Any
     scales: Any  # Scales

@@ -34,8 +34,9 @@ from .schedule.lists import first_of_many, make_lists
 from .schedule.mail import make_mail, publish, read
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, replaced
 
-# Value tiles of an item that are not yet loaded when the next item is published.  The next queries and first keys
-# arrive while these tiles are used.  A larger number would bind a program to an item long before the program is free.
+# Value tiles of an item that are not yet loaded when a single consumer's next item is published.  The next queries and
+# first keys arrive while these tiles are used.  With a larger number, a program would take its next item long before
+# the program is free.
 TILES_LEFT_AT_NEXT_ITEM = gl.constexpr(4)
 
 
@@ -47,7 +48,7 @@ def load_items(
     loader, query_box, queries, jobs, FIRST: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """Run one loader warp: load part PART (of LOADERS) of every item's tiles and, if FIRST, its queries."""
+    """Run one loader warp: load part PART (of LOADERS) of every item's tiles and, if FIRST, queries by TMA."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     turn = Turn(0, 0)
     number, done = 0, 0
@@ -178,7 +179,7 @@ def registers_of(P):
     """Registers of a thread, for each partition except the first, which gets the remaining registers."""
     convert = [P.CONVERT_REGISTERS] * (P.CONVERT != 0)
     consumers = {1: [], 2: [(472 - sum(convert)) // 16 * 8], 3: [152, 152]}[P.CONSUMERS]
-    loader = 32 if P.ROWS == 256 else 40  # with 32, each consumer thread gets 112
+    loader = 32 if P.ROWS == 256 else 40  # with 32, each of 512 consumer threads gets 112
     return consumers + convert + [loader] * (2 * P.LOADERS)
 
 

@@ -47,7 +47,7 @@ def _why_unnamed() -> str | None:
 def why_no_gluon() -> str | None:
     """Return why all calls go to the portable kernels, else None.
 
-    Reasons are PAGED_ATTN_HOPPER=0, missing names, and a Triton that is too old or is unknown and failed its trial.
+    Reasons are PAGED_ATTN_HOPPER=0, missing names, and a Triton that is too old, or unknown without a passed trial.
     PAGED_ATTN_HOPPER=1 accepts every Triton in which the kernels can be imported.
     """
     if triton_trial.ASKED == "0":
@@ -90,7 +90,7 @@ def multiplies_fp8(launch: Launch) -> bool:
 
 
 def compiled(launch: Launch) -> tuple[object, ...]:
-    """Return the key of a launch's compiled kernel, without numbers that are not specialised, such as `least`."""
+    """Return the fields that decide a launch's compiled kernel; numbers such as `least` do not specialise it."""
     return (launch.shape, launch.pipe, launch.config, launch.shortest, launch.longest)
 
 

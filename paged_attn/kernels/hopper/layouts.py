@@ -18,8 +18,8 @@ def line_layout(warps):
 def lanes_layout(size, rows, alone=False):
     """[size] sequences in the warps of a consumer of `rows` rows.
 
-    Each warp has all of up to 32 sequences (with `alone`, of up to 128), and adds up their work without other warps.
-    More sequences are spread over the warps.
+    If there are up to 32 sequences (with `alone`, up to 128), each warp has all of them, and adds up their work without
+    other warps.  More sequences are spread over the warps.
     """
     warps = rows // 16
     of_each = 32 if alone and size <= 128 else 32 * warps
@@ -70,9 +70,9 @@ def threads_layout(rows):
 
 @triton.constexpr_function
 def key_words_layout(rows, columns):
-    """[keys, words] of 32-bit words: of every 16 words of a key, a thread of the fragment has four neighbours.
+    """[keys, words] of 32-bit words: each thread of a key's quad has four neighbouring words of every 16.
 
-    With only eight words of a key (int4 of 64 dims), each thread has two.
+    If a key has only eight words (int4 of 64 dims), each thread has two.
     """
     own = [[0, 1 << i] for i in range(2 if columns > 8 else 1)]
     across = [[0, 1 << i] for i in range(len(own), columns.bit_length() - 1)]
@@ -83,9 +83,9 @@ def key_words_layout(rows, columns):
 
 @triton.constexpr_function
 def value_words_layout(rows, columns):
-    """[keys, words]; a word has four dims (two if values have 64 dims).  Each thread has its operand fragment's keys.
+    """[keys, words] of values; a word has four dims (two if values have 64 dims).
 
-    The left operand is [dims, keys], and the product sums over the keys.
+    Each thread has the keys of its fragment of the left operand, which is [dims, keys].
     """
     more = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)] + [
         [0, 1 << i] for i in range(5, columns.bit_length() - 1)
@@ -228,9 +228,10 @@ def rows_at_once(live, warps, one_each):
 
 @triton.constexpr_function
 def dims_at_once(dim, rows, pieces, warps):
-    """Number of dims of states that registers allow to load together, for `rows` rows and `pieces` pieces.
+    """Number of dims of states that are loaded together, for `rows` rows and `pieces` pieces.
 
     A thread waits for memory once for all these dims.  States of up to 256 dims gain little by more than 128 at a time.
+    Wider states are loaded with as many dims as registers allow, at least 128.
     """
     return min(dim, 128) if dim <= 256 else max(128, min(dim, 128 * 32 * warps // (rows * pieces)))
 
@@ -239,7 +240,7 @@ def dims_at_once(dim, rows, pieces, warps):
 def pieces_at_once(size, warps, most, fp8):
     """Number of pieces whose states of `size` elements are loaded together: at most `most`, and 128 elements a thread.
 
-    fp8 (Pipe.FP8): 64 elements a thread, because two programs may share a multiprocessor.
+    fp8: Pipe.FP8; if not 0, 64 elements a thread, because two programs may share a multiprocessor.
     """
     return min(most, (64 if fp8 else 128) * 32 * warps // size)
 

@@ -56,7 +56,7 @@ def load_share(
     """Run one loader warp: load the tiles of a share into a ring, each item's last tile first.
 
     BOTH: load the tiles of `values`, a second Loader, too.  FROM: first dim that is loaded.
-    OF_VALUES: the tiles hold values, not keys.  Only SLOT_SCALES needs it.
+    OF_VALUES: the tiles hold values, not keys; this matters only with SLOT_SCALES.
     """
     turn = Turn(0, 0)
     at = walk
@@ -175,7 +175,7 @@ def beside_first(
 def loaders_of(S, P):
     """Number of loader warps: 1 if one warp loads keys and values, or if keys alone are loaded and not converted.
 
-    Otherwise 2: with a converter, the second warp exists even if there is nothing for it to load.
+    Otherwise 2.  With a converter, the second warp may have nothing to load.
     """
     keys_alone = S.REST == 0 and P.CONVERT == 0
     both = S.REST is None and P.CONSUMERS == 1 and (P.VALUE_STAGES == 0 or P.BRIEF)

@@ -34,7 +34,7 @@ def first_of(module: Any, *names: str) -> Any:
 
 
 # Whether Triton copies a product's register operands while an earlier product runs.  Only 3.8 does, for ptxas 12.9.
-# These copies make operands unpacked from words of two numbers look overwritten to ptxas: products run one by one.
+# Copies of operands that were unpacked from words of two numbers look overwritten to ptxas, so products run one by one.
 COPIES_OPERANDS = gl.constexpr(triton_version.number(triton.__version__) == (3, 8))
 
 

@@ -26,9 +26,9 @@ TAG = gl.constexpr(0x0B5E55EDBA221E25)
 
 @triton.constexpr_function
 def _find(unit):
-    """PTX: search shared memory for a tag at multiples of `unit` bytes, 32 of them at a time, from the end downwards.
+    """PTX: search shared memory for a tag at multiples of `unit` bytes, from the end downwards, 32 places at a time.
 
-    A program without the tag traps.
+    A warp that finds no tag traps.
     """
     return (
         "{ .reg .pred found, inside; .reg .b32 base, at, lane; .reg .b64 word; "
@@ -76,7 +76,7 @@ def find_tag(tag, UNIT: gl.constexpr = 8):
 
 @triton.constexpr_function
 def _find_all(count, unit):
-    """PTX: search the tags t, t + 1, ..., t + count - 1 as `_find` does, all at once; 0 for an absent tag."""
+    """PTX: search for the tags t, t + 1, ..., t + count - 1 together, in all of shared memory; 0 for an absent tag."""
     found = [f"${i}" for i in range(count)]
     text = (
         "{ .reg .pred here, inside; .reg .b32 base, at, lane; .reg .b64 word, tag; "

@@ -1,6 +1,6 @@
-"""Conversions of words of fp8, int8 or int4 numbers to float16, and of float32 to e4m3, as for a softmax's weights.
+"""Conversions of words of fp8, int8 or int4 numbers to float16, and of float32 numbers (queries, weights) to e4m3.
 
-`exp2_words` makes the word $0 and the sum $1 of four scores $2..$5, with the unit $6 and the shift $7:
+`exp2_words` makes the word $0 of four weights, and their sum $1, of scores $2..$5, with the unit $6 and the shift $7:
 
     { .reg .b16 lower, upper; .reg .f32 a, b, c, d;
       fma.rn.f32 a, $2, $6, $7; fma.rn.f32 b, $3, $6, $7; fma.rn.f32 c, $4, $6, $7; fma.rn.f32 d, $5, $6, $7;
@@ -155,7 +155,7 @@ _INT8_APART = gl.constexpr(
 
 
 def _pairs_apart(words: str) -> str:
-    """PTX: widen words $8 and $9 of two keys, by the text `words`, to words a..d of two float16, and split a..d."""
+    """PTX: widen words $8 and $9 of two keys, by the PTX `words`, to words a..d of two float16, and split a..d."""
     halves = " ".join(f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, {word};" for i, word in enumerate("abcd"))
     return f"{{ .reg .b32 a, b, c, d, x, y, above, less; .reg .b16 l, u; {words} {halves} }}"
 
@@ -185,8 +185,8 @@ _HALVES_8 = gl.constexpr((gl.float16,) * 8)
 
 # ---- int4 to float16 -----------------------------------------------------------------------------
 #
-# Bits 0 to 3 of a float16 alone are a subnormal number: n * 2^-24.  Bits 4 to 7 alone are n * 2^-20.  So one AND makes
-# two numbers, and a shift by 8 brings the other two of a word's half to these places.
+# Bits 0 to 3 of a float16 alone are a subnormal number: n * 2^-24.  Bits 4 to 7 alone are n * 2^-20.  A half of a word
+# has four int4.  So one AND makes a number of each half, and a shift by 8 brings each half's upper two to these bits.
 
 INT4_UNIT = gl.constexpr(2.0**-24)  # what 1 in an even dim becomes; 1 in an odd dim becomes 16 * INT4_UNIT
 
@@ -222,7 +222,7 @@ def widen_int4_apart(x):
 
 @gluon.jit
 def widen_int4_halves(x):
-    """Widen 16-bit words of four int4, two neighbours of a thread at a time, to four float16 tensors, lowest first.
+    """Widen 16-bit words of four int4 to four float16 tensors, lowest bits first; a thread's words go in pairs.
 
     Units are those of `widen_int4_apart`.
     """

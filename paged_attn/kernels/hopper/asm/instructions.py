@@ -15,8 +15,8 @@ address $1:
 
     { .reg .pred p; setp.ne.u32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, $2; }
 
-A prefetch never faults, and no thread waits for a prefetch.  A load that comes before the bytes do takes as long as
-without a prefetch.
+A prefetch never faults, and no thread waits for a prefetch.  A load that begins before the bytes have come waits for
+memory, as without a prefetch.
 """
 
 import struct
@@ -79,7 +79,7 @@ def log2(x):
 
 @gluon.jit
 def inverse(x):
-    """Return 1 / x by rcp.approx, off by one unit in the last place; a division takes 8 instructions."""
+    """Return 1 / x by rcp.approx, off by at most one unit in the last place; a division takes 8 instructions."""
     return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 

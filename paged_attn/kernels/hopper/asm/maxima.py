@@ -37,7 +37,7 @@ _ASM_64, _IN_64 = gl.constexpr(_scale_unless_one(64)), gl.constexpr(_constraints
 def rescale(acc, factor, DIM: gl.constexpr):
     """Return acc [R, N / 8, 4, 2] * factor [R, 1, 4, 1], float32 (`fragments.by_thread`).  DIM: N.
 
-    Maxima rarely rise, so warps vote, and skip the products if all their factors are 1.
+    Maxima rarely rise, so if 64 divides N, warps vote, and skip the products if all their factors are 1.
     """
     if DIM % 128 == 0:
         return gl.inline_asm_elementwise(_ASM_64, _IN_64, [acc, factor], dtype=gl.float32, is_pure=False, pack=64)
@@ -80,10 +80,10 @@ _TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))
 
 @gluon.jit
 def raise_max(top, row_max, FP8: gl.constexpr):
-    """(maximum, decay), float32 [R, 4]: row_max and 1, unless a row's largest score exceeds row_max by the slack.
+    """(maximum, decay), float32 [R, 4]: row_max and 1, unless a row's largest score is above row_max + slack.
 
     top [R, 4]: each thread's largest score of each row, base 2.  decay: exp2(row_max - maximum), the factor of old
-    sums.  The four threads of a row exchange maxima only if a score of the warp exceeds the slack.
+    sums.  The four threads of a row exchange maxima only if some score of their warp is above its row_max + slack.
 
     The branch has a second use.  ptxas moves a wait for products ahead of arithmetic, but not ahead of a branch, so
     maxima are found while the last product runs.

@@ -108,8 +108,8 @@ def multiply_two_parts(
 ):  # fmt: skip
     """Start queries [64, DIM + MORE] @ keys [N, DIM + MORE]^T; return float32 scores [64, N], valid after a wait.
 
-    The last MORE dims lie in matrices of their own.  KEYS: keys of each matrix of keys, at least N.  Addresses are
-    bytes in shared memory.  scores: as for `multiply_cores`.
+    The last MORE dims lie in matrices of their own.  KEYS: number of keys of each of the two matrices of keys, at least
+    N.  Addresses are in bytes of shared memory.  scores: as for `multiply_cores`.
 
     A reduction over the lanes (redux) tells ptxas that all lanes have the same descriptor.  Otherwise ptxas makes six
     instructions or more for each descriptor.

@@ -19,7 +19,7 @@ def pin(x):
     """Return x, values of 16 or 32 bits; LLVM assumes that x is read and written here.
 
     So LLVM does not move the computation of x behind this place.  If x is an operand that the tensor cores read until
-    here, LLVM does not reuse its registers before.
+    here, LLVM does not overwrite the registers of x earlier.
     """
     PACK: gl.constexpr = 32 // x.dtype.primitive_bitwidth
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=PACK)

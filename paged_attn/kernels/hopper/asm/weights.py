@@ -28,7 +28,7 @@ class Cap(NamedTuple):
     """Approximation of tanh(x) by x times a polynomial in x^2, with the least relative error up to some x.
 
     Beyond that x the polynomial rises, because its last coefficient is positive.  So larger scores come out too large.
-    Their weights then exceed a limit, at which `weigh_again` weighs the row again.
+    Their weights then exceed a limit, beyond which `weigh_again` weighs the row again.
     """
 
     coefficients: tuple[float, ...]
@@ -66,7 +66,8 @@ def exactly_capped(to: str, score: str, factor: str, terms: int) -> str:
     return text + f" @any mov.f32 {to}, {nothing};"
 
 
-# Limit of a thread's sum of weights.  No weight is larger than the sum, so weights within the limit fit float16.
+# Limit of a thread's sum of weights.  No weight is larger than the sum, so a sum within the limit has weights that fit
+# float16.
 MAX_SUM_PER_THREAD = 8192.0
 # A row's maximum, base 2, beyond which rounding score * unit to float32 may change the product by more than 2^-10.  The
 # maximum is a rounded product.  So in such a row a mul rounds each product, as the maximum was rounded, before the

@@ -2,10 +2,10 @@
 
 WIDEN: keys and values, or latents, become float16, which holds every fp8 and int8 number.
 WIDEN_VALUES: values become float16.  Keys stay e4m3, and queries are sums of two e4m3 numbers.
-TRANSPOSE: e4m3 values are transposed, because wgmma reads both fp8 operands along the dimension that it sums over.
+TRANSPOSE: e4m3 values are transposed, because in fp8 operands of wgmma the summed dimension must be contiguous.
 
-For blocks, values that no row may see become zero here, because 0 * NaN is NaN.  Consumers of latents zero such values
-themselves.
+For blocks, values of keys before the first one that some row sees, and behind the sequence's last one, become zero
+here, because 0 * NaN is NaN.  Consumers of latents zero such values themselves.
 """
 
 import triton
@@ -110,7 +110,8 @@ def convert_tile(raw, raw_turn, ready, turn, tile, lo, end, VALUES: gl.constexpr
 def convert_tiles(raw, raw_turns, ready, turns, begin, end, lo, end_key, S: gl.constexpr, P: gl.constexpr):
     """Convert an item's tiles [begin, end), the last tile first; return (raw turns, turns).
 
-    Values are always converted, keys only by WIDEN.  lo, end_key: some row of the block may see keys [lo, end_key).
+    Values are always converted, keys only by WIDEN.  lo: first key that some row of the block sees.  end_key: end of
+    the sequence's keys, exclusive.
     """
     raw_key, raw_value, key, value = raw_turns.key, raw_turns.value, turns.key, turns.value
     if P.CONVERT == TRANSPOSE:  # noqa: SIM102 (one is decided at compile time)

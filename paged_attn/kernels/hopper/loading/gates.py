@@ -12,10 +12,10 @@ from ..layouts import line_layout
 from ..planning import operands
 from ..shim import gl, gluon, mbarrier, reinterpret, thread_barrier
 
-# Kinds of full barriers, which are rows of the array.  The row behind each has the matching empty barriers.
+# Kinds of full barriers, each a row of the array.  The next row has the empty barriers of the same slots.
 KEYS, VALUES, QUERIES, MAIL = gl.constexpr(0), gl.constexpr(2), gl.constexpr(4), gl.constexpr(6)
 KINDS = gl.constexpr(8)  # rows of the array for blocks; few rows beside blocks have KINDS more rows
-DEPTH = gl.constexpr(8)  # slots of a ring, at most
+DEPTH = gl.constexpr(8)  # maximum number of slots of a ring
 WIDEN = gl.constexpr(operands.WIDEN)  # the only conversion of keys; the converter then fills the consumers' key ring
 
 
@@ -61,11 +61,12 @@ def arrivals_at(warp, slot, P: gl.constexpr):
 def make_gates(P: gl.constexpr, G: gl.constexpr = None):
     """Make the array of barriers, and find its address; return Gates, or 0 if no warp waits by itself.
 
-    Consumers of several warpgroups, and few rows beside blocks, have all kinds of barriers in the array.  Three
-    consumers have only the barriers of keys and values there.  Each warp writes a tag behind the array, and finds it.
+    Consumers of several warpgroups, and few rows beside blocks, have in the array all kinds of barriers that they use.
+    Three consumers have only those of keys and values there.  Each warp writes a tag behind the array, and searches for
+    the tag.
 
-    A warp initialises barriers one after another, so each warp takes one kind: warp n initialises kind n of blocks (P)
-    and of few rows beside blocks (G), if there are any.
+    The threads of a warp initialise barriers one after another, so kinds are spread over the warps.  Warp n initialises
+    kind n for blocks (P) and, if there are any, for few rows beside blocks (G).
     """
     if is_gated(P):
         ROWS: gl.constexpr = gate_rows(P, G)

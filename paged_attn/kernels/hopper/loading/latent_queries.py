@@ -45,8 +45,8 @@ def load_part(
 def normalize_parts(parts, S: gl.constexpr):
     """(parts in the compute type, powers of two [R] by which scores of rows are multiplied), as `numerics.normalize`.
 
-    The largest element of all parts of a row decides the row's power.  Parts of different widths have their rows in
-    different threads.
+    The largest element of all parts of a row decides the row's power.  Layouts are converted, because parts of
+    different widths have their rows in different threads.
     """
     ROWS: gl.constexpr = gl.SliceLayout(1, parts[0].type.layout)
     largest = gl.max(gl.abs(parts[0]), axis=1)
@@ -63,7 +63,7 @@ def normalize_parts(parts, S: gl.constexpr):
 
 @gluon.jit
 def queries_of(queries, number, P: gl.constexpr):
-    """Return queries [N, D], the dims for one slot of a tile; number: consumer * (slots of a tile) + slot."""
+    """Return query rows [N, D] with the dims of slot i of a tile's slots; number: consumer * (slots of a tile) + i."""
     slot = queries.slots.index(number)
     return slot.reshape([slot.shape[0] * slot.shape[1], slot.shape[2]]).slice(0, P.COLUMNS, dim=0)
 
@@ -109,8 +109,8 @@ def take_rows(
 ):  # fmt: skip
     """Load a consumer's half of the rows into shared memory through registers; then wait for the other consumer's half.
 
-    Return the factor of each row's scores, [ROWS] float32, or 1.0 if rows are not normalized.  Consumers exchange these
-    factors in the second consumer's `numbers`, which are free until the first consumer has written weights.
+    Return the factor of each row's scores, float32 [P.ROWS], or 1.0 if rows are not normalized.  Consumers exchange
+    these factors in the second consumer's `numbers`, which are free until the first consumer has written weights.
     """
     ROWS: gl.constexpr = P.ROWS // 2
     slot = queries.slots.index(0).reshape([P.ROWS, S.DIM])

@@ -16,8 +16,8 @@ NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside every tensor; TMA writes zer
 def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.constexpr):
     """Let TMA read its descriptors while the schedule is computed, by loading boxes from outside the caches.
 
-    The boxes write zeros to the memory of the first consumer's queries, and complete the queries' barrier.  A box of
-    values comes only if it fits there: values must be as wide as keys.
+    The boxes write zeros to the memory of the first consumer's queries, and complete a phase of the queries' barrier.
+    A box of values comes only if it fits there: if values are as wide as keys, and not parts of latents.
     """
     if P.PREFETCH:
         nothing = queries.slots.index(0).slice(0, P.BOX, dim=0)
@@ -32,10 +32,10 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
 
 @gluon.jit
 def page_rows(table, starts, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Tuple of each box's first cache row, int32, for one loader's part of a tile; x-packed: the row of the box's page.
+    """Tuple of each box's first cache row, int32, for one loader's part of a tile; x-packed: the box's page.
 
-    Some row of the block may see keys [first, end).  Boxes from `end` on, or in pages before the page of `first`, come
-    from NOWHERE.
+    first: first key that some row of the block sees.  end: end of the sequence's keys in the cache, exclusive.  Boxes
+    from `end` on, or in pages before the page of `first`, come from NOWHERE.
     """
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     rows = ()
@@ -69,9 +69,9 @@ def send_part(
     box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     FROM: gl.constexpr = 0,
 ):  # fmt: skip
-    """Start the loads of one loader's part of a tile into the next slot, once consumers have released the slot.
+    """Start the loads of one loader's part of a tile into the next slot, once all its readers have released the slot.
 
-    rows: first row of each box (`page_rows`, `new_rows`).  FROM: first dim.
+    rows: first row of each box (`page_rows`, `new_rows`).  FROM: first dim, to which P.FROM_DIM is added.
     """
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     DIM_PARTS: gl.constexpr = ring.slots.shape[0] // STAGES
@@ -130,7 +130,7 @@ def load_tile(
     loader, turn, table, batch, block, kv_head, tile, first_key, PART: gl.constexpr, STAGES: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr, FROM: gl.constexpr = 0,
 ):  # fmt: skip
-    """Load one loader's part of a tile into the next slot, from the cache or from the new keys; return the next turn.
+    """Load one loader's part of a tile into the ring, from the cache or from the new keys; return the next turn.
 
     first_key: first key that some row sees, inclusive.
     """

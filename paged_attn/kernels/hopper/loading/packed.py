@@ -105,7 +105,7 @@ def clear_outside(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def packed_values(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """Return a tile's values as a left operand [DIM, TILE], zero outside keys [lo, end); bytes become float16."""
+    """Return values as a left operand [DIM, TILE], zero outside keys [lo, end); fp8 and int8 become float16."""
     clear_outside(ring, turn, tile, lo, end, S, P)
     slot = ring.slots.index(turn.stage)
     if P.FP8 > 0:

@@ -16,13 +16,13 @@ from .ring import address_of, as_words, wait_released
 
 @triton.constexpr_function
 def take_turns(P):
-    """Whether blocks take query slots in turn, with full and empty barriers; otherwise each consumer has one slot."""
+    """Whether blocks take query slots in turn, with full and empty barriers; if not, all blocks use the same slots."""
     return P.QUERY_BOX and (P.ROWS >= 128 or P.BESIDE)
 
 
 @triton.constexpr_function
 def most_rows(P):
-    """Number of a block's query rows that a consumer has, at most."""
+    """Maximum number of query rows of a block that TMA brings for one consumer."""
     return P.COLUMNS if P.BESIDE else P.ROWS
 
 
@@ -35,7 +35,7 @@ def turn_of(done, P: gl.constexpr):
 
 @gluon.jit
 def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
-    """Allocate slots and barriers for each consumer's query rows: ROWS or, for few rows, COLUMNS."""
+    """Allocate slots and barriers of query rows; a slot has ROWS rows or, for columns of even shares, about COLUMNS."""
     # at least BOX rows if an empty box of keys comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
@@ -77,9 +77,10 @@ def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
-    """Let the L2 fetch all queries while the schedule is computed, if the launch has a warp for every token.
+    """Let the L2 fetch all queries while the schedule is computed.
 
-    With more tokens, a program should fetch only the tokens of its first block, which it does not know yet.
+    Nothing is fetched if queries do not come by TMA, or if the launch has more tokens than warps.  With so many tokens,
+    a program should fetch only those of its first block, which it does not know yet.
     """
     WARPS: gl.constexpr = P.ROWS // 16
     programs = gl.num_programs(0)
@@ -107,10 +108,10 @@ def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr
 
 @gluon.jit
 def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.constexpr):
-    """Load an item's queries once no consumer needs the old queries in their slots; done: blocks loaded before.
+    """Load an item's queries once no consumer needs the old queries in their slots.
 
-    keys, turn: ring of keys and its next turn.  If each consumer has one query slot, no consumer needs the old queries
-    once all keys loaded so far are released.
+    done: number of blocks whose queries were loaded before.  keys, turn: ring of keys and its next turn.  If blocks do
+    not take query slots in turn, the old queries are no longer needed once all keys loaded so far are released.
     """
     token = item.block.first_token + item.block.first
     if take_turns(P):
@@ -140,7 +141,7 @@ def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.con
 
 @gluon.jit
 def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr, there=None):
-    """Release a block's queries after their last product; there: whether to release, by default always."""
+    """Release a block's queries after their last product, if blocks take slots in turn; there: as in `arrive_at`."""
     if take_turns(P):
         arrive_at(queries.empty_at + turn_of(done, P).stage * 8, there)
 
@@ -206,8 +207,8 @@ def take_queries(
 
     int4: return (scale, sums [R] over each query's dims, in the units of the products' scores).
 
-    With QUERY_BOX, the consumer waits for a box.  Otherwise queries pass through the consumer's registers.  These are
-    few rows, queries that change type, and queries with strides that fit no box.
+    With QUERY_BOX, the consumer waits for a box.  Otherwise queries pass through the consumer's registers: queries of
+    `shares_kernel`, queries that change type, and queries with strides that fit no box.
     """
     if P.QUERY_BOX:
         wait_queries(queries, done, NUMBER, S, P)

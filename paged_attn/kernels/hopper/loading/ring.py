@@ -1,4 +1,4 @@
-"""Rings of slots in shared memory, which loaders fill and consumers empty in one order."""
+"""Rings of slots in shared memory: loaders fill the slots in order, and consumers empty them in the same order."""
 
 import math
 
@@ -180,7 +180,7 @@ def release_tile(ring, turn, P: gl.constexpr):
 
 @gluon.jit
 def wait_empty(ring, turn):
-    """Wait until every consumer has released the turn's slot; in the first round, return at once."""
+    """Wait until every reader has released the turn's slot; in the first round, return at once."""
     mbarrier.wait(ring.empty.index(turn.stage), turn.phase ^ 1)
 
 

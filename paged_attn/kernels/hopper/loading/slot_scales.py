@@ -1,7 +1,8 @@
 """Scales of cached tokens: loader warps bring them into shared memory, beside the tiles of keys and of values.
 
 Scores are multiplied by the scales of keys.  Base-2 logarithms of the scales of values are added to the exponents of
-weights, so that each weight contains its value's scale.  Sums of weights without scales need the inverse scales.
+weights, so that each weight contains its value's scale.  A row's sum must not contain these scales, so for the sum each
+weight is multiplied by the inverse scale.
 
 int4 has zero points, the lowest four bits of a scale: keys and values are (stored number - zero point) * scale.
 Products multiply stored numbers.  The key's zero point times the sum of the query's dims is then subtracted from each
@@ -22,13 +23,13 @@ MIN_SCALE, MAX_SCALE = gl.constexpr(2.0**-100), gl.constexpr(2.0**100)
 
 @triton.constexpr_function
 def kinds_of(OF_VALUES, P):
-    """Count of a slot's numbers: scale of a key, or logarithm and inverse of a value's; int4: also the zero point."""
+    """Number of floats for each token: a key's scale, or log and inverse of a value's; int4: and the zero point."""
     return (2 if OF_VALUES else 1) + (P.FP8 == 4)
 
 
 @gluon.jit
 def beside_scales(ring, OF_VALUES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Return the ring with memory for the numbers of each slot, float32 [kinds * STAGES, TILE], beside its slots."""
+    """Return the ring with memory for the numbers of each tile's tokens, float32 [kinds * STAGES, TILE]."""
     TILES: gl.constexpr = ring.slots.shape[0] * kinds_of(OF_VALUES, P)
     scales = gl.allocate_shared_memory(gl.float32, [TILES, S.TILE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return Ring(ring.slots, ring.full, ring.empty, 0, 0, 0, scales)
@@ -42,7 +43,7 @@ def numbers_beside(ring, turn, KIND: gl.constexpr):
 
 @gluon.jit
 def load_from(ptr, stride_page, stride_slot, stride_head, table, batch, kv_head, tile, first, end, S: gl.constexpr):
-    """Scales [TILE], as stored, of a tile's keys or values; 1 for keys outside [first, end), and where ptr is None."""
+    """Scales [TILE], as stored, of a tile's keys or values; 1 for keys outside [first, end), all 1 if ptr is None."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     if ptr is None:
         return gl.full([S.TILE], 1.0, gl.float32, LANES)
@@ -81,7 +82,7 @@ def store_scales(ring, turn, scales, OF_VALUES: gl.constexpr, P: gl.constexpr):
         numbers_beside(ring, turn, kinds_of(OF_VALUES, P) - 1).store(zeros.to(gl.float32))
     if OF_VALUES:
         scales = gl.where(scales < MIN_SCALE, MIN_SCALE, gl.where(scales > MAX_SCALE, MAX_SCALE, scales))
-        if is_int4(P):  # fewer instructions: int4 tiles have so few bytes that loaders may be too slow
+        if is_int4(P):  # approximations take fewer instructions: int4 tiles arrive so soon that loaders may be too slow
             numbers_beside(ring, turn, 0).store(log2(scales))
             numbers_beside(ring, turn, 1).store(inverse(scales))
         else:

@@ -1,6 +1,6 @@
-"""The next item of a persistent program: a piece of a block of queries, taken from a counter.
+"""The next item of a persistent program: a block of queries, or a piece of one, taken from a counter.
 
-If blocks are too few for all programs, each program has an even share of a line of blocks instead.
+If blocks are too few for all programs, programs may have even shares of a line of blocks instead.
 
 Items are numbered by sequence, then by block and piece, then by KV head.  A sequence's last block, which sees the most
 keys, comes first.  Neighbouring items are KV heads of one block: their keys and values lie in the same pages, and stay
@@ -142,7 +142,7 @@ def piece_of(found, blocks, tiles, index, slots_before, lists, S: gl.constexpr, 
 
 @gluon.jit
 def part_of_share(found, tiles, at, end, lists, S: gl.constexpr):
-    """`piece_of` for tile `at` of the line, up to the end of the block or of the program's share (`end`, exclusive).
+    """Do `piece_of` for tile `at` of the line, up to the end of the block or of the program's share (`end`, exclusive).
 
     On the line, each block has `tiles` tiles for each KV head.  From each piece to the next, the share's number, the
     block's number on the line, or both grow by 1.  So the sum of both numbers is a slot that no other piece has,
@@ -220,7 +220,8 @@ def begin_lists(lists, S: gl.constexpr, P: gl.constexpr):
 def ask(counters, taken, lists, P: gl.constexpr):
     """Take an item of the list of which a smaller fraction is taken; return (whether it is the first list, answer).
 
-    answer: the counter's value before this item was taken.
+    answer: the counter's value before this item was taken.  With one list, the item is of that list; a program with an
+    even share takes none.
     """
     if not P.MIXED:
         return taken.many >= 0, gl.atomic_add(counters, 1, mask=lists.sharers == 0, sem="relaxed")

@@ -1,4 +1,4 @@
-"""States of the pieces of a cut block: store them in scratch, count the programs that have stored, and join them.
+"""States of the pieces of a cut block: store them in scratch, count the items that are stored, and join them.
 
 Without a merge launch, the program that stores the last state of a block, or of a group of pieces, joins the states.
 """
@@ -35,7 +35,7 @@ def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexp
 
 @gluon.jit
 def load_state(parts, row, values, valid, inside, ahead, DIM: gl.constexpr):
-    """(maxima [R], sums [R], accumulators [R, D]) of the state that begins `ahead` scratch rows behind rows `row` [R].
+    """(maxima [R], sums [R], accumulators [R, D]) of the state in the scratch rows row + ahead; row [R].
 
     values [R, D]: addresses of accumulators at `row`.
     """
@@ -47,8 +47,8 @@ def load_state(parts, row, values, valid, inside, ahead, DIM: gl.constexpr):
 def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.constexpr):
     """Join states as `merge.join`, with one maximum and one address for CHUNK states: a third of the machine code.
 
-    Small decodes wait until machine code is fetched, even for their last steps.  The accumulator of a row that saw no
-    key gets the weight 0, so the accumulator must have been stored, and must have no NaN.
+    Small decodes wait until machine code is fetched, also for the code of a join.  The accumulator of a row that saw
+    no key gets the weight 0, so the accumulator must have been stored, and must have no NaN.
 
     All rows are heads of one token.  If the heads' windows are equal, all rows have the same bounds.  Values outside
     the bounds are zeroed, so the accumulator of a row that saw no key is 0.  But if a window by head, a mask or a
@@ -94,7 +94,7 @@ class Pieces(NamedTuple):
 
 @gluon.jit
 def join_states(out, results, block, pieces, token, count, whole, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Join pieces of `count` query rows, at most ROWS, of a block; token: the block's first query in the batch.
+    """Join pieces of a consumer's `count` query rows, at most ROWS; token: the rows' first query token in the batch.
 
     whole: store results; otherwise the joined state replaces the first state.  Waiting for memory takes most of the
     time, so a thread loads elements of several rows and pieces at once.
@@ -142,9 +142,10 @@ def replace_first(parts, at, valid, dim, state, last, S: gl.constexpr):
 def joins_in_place(S, P):
     """Whether a block's last program joins other pieces with its own piece in registers, and stores all rows.
 
-    Two pieces take half the time of `join_states`, because one is in registers already.  These use `join_states`:
+    Two pieces are joined in half the time of `join_states`, because one is in registers already.  Other blocks use
+    `join_states`:
 
-    - Even shares, because their blocks may have many pieces, of which `join_states` loads more at a time.
+    - Blocks of the kernel for even shares, which may have many pieces, of which `join_states` loads more at a time.
     - Rows of more than 128 dims, because their registers would spill.
     - Two lists, because their columns need `join_states` anyway.
     - fp8 products, because their dims lie in another order.
@@ -217,7 +218,7 @@ def join_in_place(parts, item, first_row, row, valid, state, S: gl.constexpr, P:
 
 @gluon.jit
 def told_in(scratch, slots, S: gl.constexpr):
-    """Address of the counters of programs that have stored states; with a merge launch, of the cuts that it reads."""
+    """Address of the counters of items whose states are stored; with a merge launch, of the cuts that it reads."""
     if S.MERGE > 0:
         return scratch.counters + COUNTERS_PER_LAUNCH
     else:
@@ -226,7 +227,7 @@ def told_in(scratch, slots, S: gl.constexpr):
 
 @gluon.jit
 def is_last(counter, holders):
-    """Count a program that has stored its states; return whether all `holders` programs have stored theirs now."""
+    """Count an item or a group whose states are stored; return whether all `holders` of these are counted now."""
     thread_barrier()  # one thread counts, after the stores of all threads
     last = gl.atomic_add(counter, 1, sem="acq_rel") == holders - 1
     if last:
@@ -244,9 +245,9 @@ def counter_of(results, item, NUMBER: gl.constexpr, P: gl.constexpr):
 def join_if_last(
     out, results, item, token, count, ROWS: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """Count a program that has stored its states of a block; the last program joins all states and stores results.
+    """Count an item of a block whose states are stored; the last item's program joins all states and stores results.
 
-    token: the block's first query in the batch.  count: query rows of the consumer, at most ROWS.
+    token: the consumer's first query token in the batch.  count: query rows of the consumer, at most ROWS.
     """
     if S.LIVE < P.ROWS:
         count = gl.minimum(count, S.LIVE)
@@ -282,8 +283,8 @@ def group_size(pieces, P: gl.constexpr):
 def join_groups(out, results, item, token, count, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Do `join_if_last` in groups: a group's last program joins the group; the last of these programs joins all groups.
 
-    One program alone would take too long.  A group's state replaces the state of its first piece, whose slot has a
-    counter for the group.
+    One program would take too long to join many pieces.  A group's state replaces the state of its first piece, whose
+    slot has a counter for the group.
     """
     gl.static_assert(P.SHARES and P.CONSUMERS == 1 and S.PIECE is None and P.STRIDE == 2 * P.SKIP)
     size = group_size(item.pieces, P)

@@ -1,8 +1,8 @@
 """Lists of items of long and of short queries: numbers of their items, and sizes of their pieces.
 
 Long queries keep the tensor cores busy, and short queries keep memory busy.  So each kind may have a list of its own,
-and programs work through both lists at the same rate.  Blocks that are too few for all programs form a line instead,
-and each program has an even share of the line.
+and programs work through both lists at the same rate.  Blocks that are too few for all programs may form a line
+instead, of which programs have even shares.
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class Lists(NamedTuple):
     few: Any  # number of items of the second list
     slots: Any  # number of states that the first list may store in scratch
     size: Any  # tiles of a piece of the first list, approximately
-    few_size: Any  # tiles of a piece of the second list, about; at most `size`, because states of few rows are small
+    few_size: Any  # tiles of a piece of the second list, about; may be few, because states of few rows are small
     uncut: Any  # number of a KV head's blocks that stay whole; later blocks are cut; 0 with two lists
     sharers: Any  # number of programs that have an even share of all tiles; 0: programs take items from the counter
     total: Any  # tiles of all blocks and KV heads, if there are sharers
@@ -61,7 +61,7 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
 def count_pieces(tiles, size, S: gl.constexpr):
     """Number of pieces of a block of `tiles` tiles, about `size` tiles each.
 
-    The number is rounded to the nearest, because a short last piece would cost a join, too.
+    The number is rounded to the nearest, because a short last piece would cost a join, too.  Without SPLIT it is 1.
     """
     if S.SPLIT:
         return gl.maximum((2 * tiles + size) // (2 * size), 1)
@@ -87,8 +87,7 @@ def count_items(batch, lane, size, mods, S: gl.constexpr):
 def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
     """Return the Lists of a batch; lane [SCAN]: 0 ... SCAN - 1, for sequences that are read together.
 
-    A piece of the second list has at least batch.least tiles, and so many that a program gets about PIECES_PER_PROGRAM
-    such pieces at most.
+    `few_size` is at least batch.least, and large enough that a program gets about PIECES_PER_PROGRAM pieces at most.
     """
     size, few_size = 1 << 30, 1 << 30
     none = batch.num_seqs * 0
@@ -111,8 +110,8 @@ def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
 def known_same(lists):
     """Return the lists that one warp made, with values that ptxas knows to be equal in all lanes.
 
-    Otherwise ptxas considers branches on these values divergent, and therefore the code of all partitions.  The code
-    would then use no uniform registers, and start each box in a loop.
+    Otherwise ptxas assumes that lanes diverge at branches on these values, and so in the code of all partitions.  The
+    code would then use no uniform registers, and start each box in a loop.
     """
     return Lists(
         same(lists.many), same(lists.few), same(lists.slots), same(lists.size), same(lists.few_size),
@@ -150,6 +149,7 @@ def share_with(tile, lists):
 def first_of_many(program, lists):
     """Number of programs before `program` that begin with the first list, in proportion to the items of both lists.
 
-    Integers are exact: the result grows by at most 1 from program to program, so every item has a program.
+    Integers are exact: the result grows by 0 or 1 from program to program, so programs begin with items 0, 1, 2, ... of
+    each list.
     """
     return program - gl.cdiv(program * lists.few, gl.maximum(lists.many + lists.few, 1))
