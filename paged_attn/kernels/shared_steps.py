@@ -44,9 +44,11 @@ def _padded(dims: int) -> int:
 # ---- copies --------------------------------------------------------------------------------------
 
 COPY_WARPS = 4
-BYTES_AT_ONCE = 16 << 10  # bytes of keys, and as many of values; each thread holds 8 x 16 bytes of each in registers
-# Large copies have more tiles than programs, and a program copies several tiles.  If bounds are far above lengths, most
-# programs find nothing to copy: with 8 on a multiprocessor at a time, these take a microsecond or two.
+# Maximum bytes of a tile's keys, and of a tile's values.  Each thread holds 8 x 16 bytes of each in registers.
+BYTES_AT_ONCE = 16 << 10
+# Above about this number of programs, a program copies several tiles of its group.  If max_seqlen_k is far above the
+# lengths, most programs find nothing to copy.  With 8 programs on a multiprocessor at a time, these programs take a
+# microsecond or two.
 MAX_PROGRAMS = 8192
 
 
@@ -55,7 +57,7 @@ class CopyTiles(NamedTuple):
 
     keys: int  # keys of a tile
     heads: int  # KV heads of a tile
-    groups: int  # groups of `heads` KV heads, over all sequences
+    groups: int  # groups of `heads` KV heads, over all sequences that are copied
     parts: int  # programs that divide the tiles of a group
 
     @property
@@ -64,7 +66,7 @@ class CopyTiles(NamedTuple):
 
 
 def tiles_of_copies(copies: Copies) -> CopyTiles:
-    """Return tiles with as many keys and heads as registers hold, and the number of programs."""
+    """Return tiles of up to PAGE keys, with as many keys and heads as registers hold, and how programs divide them."""
     rows = BYTES_AT_ONCE // (max(_padded(copies.head_dim), _padded(copies.value_dim)) * copies.dtype.itemsize)
     heads = min(next_power_of_2(copies.kv_heads), rows)
     keys = min(rows // heads, PAGE)
@@ -91,13 +93,13 @@ def copied(copies: Copies, call: Call) -> tuple[Step, Call]:
 
 
 def _known(kv: KV) -> KV:
-    """Return a cache with compile-time strides, because 64-bit products are most of a copy's arithmetic."""
+    """Return a KV with compile-time strides, because 64-bit products with strides are most of a copy's arithmetic."""
     page, slot, head = (constexpr(x) for x in (kv.stride_page, kv.stride_slot, kv.stride_head))
     return kv._replace(stride_page=page, stride_slot=slot, stride_head=head)
 
 
 def _bound(mods: Modifiers) -> Modifiers:
-    """Return the modifiers that bound keys to the left: pages with earlier keys may be freed, and are not read."""
+    """Return the modifiers that bound keys to the left.  Pages before the bound may be freed, so they are not read."""
     if mods.left is None:
         return Modifiers(shard_rank=mods.shard_rank)
     assert mods.prefix_lens is None  # pages in the gap between a prefix and a window may have been freed, too
@@ -108,7 +110,7 @@ def _bound(mods: Modifiers) -> Modifiers:
 
 
 def merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:
-    """Return the merge launch that joins the pieces of the step `cutting`."""
+    """Return the merge launch that joins the pieces whose states the step `cutting` stores."""
     shape, merge, need = launch.shape, launch.merge, cutting.need
     assert need is not None
     args = (
@@ -138,18 +140,19 @@ def heads_of(heads: int, dims: int) -> Heads:
     return Heads(KV_HEADS=1, GROUP=heads, VALUE_DIM=dims, VALUE_PADDED=_padded(dims))
 
 
-# Joined states have equal bits whichever kernel joins them: no compiler may choose which products to round.
+# Joined states have equal bits whichever kernel joins them, because the compiler may not fuse products with sums, which
+# would leave out a rounding.
 JOINS_ALIKE = {"enable_fp_fusion": False}
 
 
 def merge_states(out: Rows, lse: Any, outs: Any, lses: Any, sinks: Any = None) -> list[Step]:
-    """Return the step that joins contiguous outs [n, tokens, heads, head_dim] by log-sum-exps [n, tokens, heads]."""
+    """Return one step, in a list.  It joins contiguous outs [n, tokens, heads, head_dim] by lses [n, tokens, heads]."""
     parts, tokens, heads, head_dim = outs.shape
     shape = heads_of(heads, head_dim)
     rows = _rows_per_merge(heads, shape.VALUE_PADDED)
     grid = (tokens, cdiv(heads, rows))
     args = (out, lse, outs, lses, sinks, parts, tokens * heads, shape, rows)
-    # every program has work here, and more warps were not tried
+    # unlike in the merge launch, every program has work; more than 4 warps were not tried
     options = JOINS_ALIKE | {"num_warps": min(4, _warps(rows, shape.VALUE_PADDED))}
     return [Step(merge_states_kernel, grid, args, options)]
 
@@ -157,8 +160,8 @@ def merge_states(out: Rows, lse: Any, outs: Any, lses: Any, sinks: Any = None) -
 def _rows_per_merge(live: int, dim: int) -> int:
     """Rows of a program of `merge_states`: an eighth of the heads, rounded up to a power of two.
 
-    Fewer rows if registers cannot hold eight states.  With up to eight heads, a program has one row, because many
-    programs finish sooner.
+    If registers cannot hold eight states of these rows, a program has fewer rows.  With up to eight heads, a program
+    has one row, because more programs with fewer rows finish sooner.
     """
     return min(next_power_of_2(cdiv(live, 8)), max(1, 1024 // dim))
 

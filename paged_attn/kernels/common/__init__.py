@@ -6,4 +6,4 @@ A new mask or modifier is a function in scores.py or bounds.py, and a field in r
 
 import importlib
 
-importlib.import_module("..decorated", __package__)  # imports the kernels of all folders at once
+importlib.import_module("..decorated", __package__)  # imports the kernels of common/ and portable/ in one scope

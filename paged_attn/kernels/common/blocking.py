@@ -67,9 +67,9 @@ def end_in(tile, end, context_len, S: tl.constexpr):
 
 @triton.jit
 def block_of(batch, seq, index, kv_head, S: tl.constexpr):
-    """Return block `index` of a sequence, counted from the sequence's last block.
+    """Return block `index` of a sequence; block 0 is the sequence's last block.
 
-    query_len is 0 if there is no such block, or if another launch serves the sequence.
+    The block's query_len is 0 if the sequence has no such block, or if another launch serves the sequence.
     """
     if batch.query_starts is None:
         return Block(seq, seq, 1, load_int(batch.seq_lens + seq), 0, kv_head)
@@ -100,11 +100,11 @@ def last_at_most(query_starts, num_seqs, value, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def find_block(batch, block, kv_head, S: tl.constexpr):
-    """Return block number `block` of a launch, counted over all sequences; query_len is 0 if no block has it."""
+    """Return block number `block` of a launch, counted over all sequences; query_len is 0 if there is no such block."""
     if S.ONE_BLOCK:
         return block_of(batch, block, 0, kv_head, S)
     else:
-        # numbers of sequence i begin at query_starts[i] // BLOCK_Q + i; one number may be without a block
+        # numbers of sequence i begin at query_starts[i] // BLOCK_Q + i; a sequence may have one number without a block
         seq = last_at_most(batch.query_starts, batch.num_seqs, block, S.BLOCK_Q)
         return block_of(batch, seq, block - (load_int(batch.query_starts + seq) // S.BLOCK_Q + seq), kv_head, S)
 

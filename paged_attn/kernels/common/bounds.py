@@ -4,7 +4,7 @@ A row sees the keys between two bounds and, if prefixes are given, its sequence'
 places, neither bound moves back from one token to the next.  A block's bounds therefore follow from its first and last
 token, and from the heads that see the fewest and the most keys.  Masks between the bounds are in scores.py.
 
-Bounds are computed as positions.  For a shard they are converted last, to numbers of the rank's own keys.
+Bounds are computed as positions.  For a shard, the results are then converted to numbers of the rank's own keys.
 
 With windows by query head, head_windows has the bounds.  The modifier `left` only says that left bounds exist.  The
 modifier `right` limits all heads, and with BY_HEAD_TO_THE_RIGHT heads may have smaller right bounds.
@@ -74,7 +74,7 @@ def chunk_of(pos, mods):
 
 @triton.jit
 def first_key_of(pos, left, mods):
-    """First key, inclusive, that a query at `pos` sees: pos - left, or its chunk's first key if this is later."""
+    """First key, inclusive, that a query at `pos` sees: pos - left, but not before its chunk's first key or 0."""
     first = pos - left
     if mods.chunk is not None:
         first = tl.maximum(first, chunk_of(pos, mods) * mods.chunk)
@@ -161,9 +161,9 @@ def prefix_of(seq, inside, seq_len, mods):
 def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.constexpr = True):
     """RowTile of up to TOKENS query tokens from block.first on; row [R]: token * GROUP + head of the group.
 
-    BLIND: rows without a query token see at most a prefix; otherwise they see what later tokens would see.  Hopper's
-    products with query rows as rows are not BLIND.  If they were, rows without a token would have no maximum after
-    their first tile, and the next tile's weights would have to be made twice.
+    BLIND: rows without a query token see at most a prefix.  Without BLIND, they see what later tokens would see.
+    Hopper's consumers whose products have queries as rows set BLIND to False.  Rows that see no key would have no
+    maximum after the first tile, and then the next tile's weights would have to be computed twice.
     """
     index = row // S.GROUP
     valid = (block.first + index < block.query_len) & (row < TOKENS * S.GROUP)
@@ -183,7 +183,7 @@ def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.
             right = tl.minimum(right, side_of_rows(right, block.kv_head, row % S.GROUP, RIGHT, mods, S))
         last_key = tl.minimum(slot + right, last_key)
     last_key = end_within(last_key + 1, pos, mods) - 1
-    span_begin, span_end, prefix = slot, slot, context_len  # placeholders: Triton 3.6 returns no record with a None
+    span_begin, span_end, prefix = slot, slot, context_len  # placeholders: Triton 3.6 cannot return a None in a record
     if mods.spans is not None:
         span_begin, span_end = span_around(slot, block.seq, None, mods)
         first_key = before_window(first_key, span_begin, mods)

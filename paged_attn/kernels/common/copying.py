@@ -1,6 +1,6 @@
 """The kernel that copies keys and values of a call into pages of PAGE slots, which only this call reads.
 
-Numbers stay as they are, or become 16-bit numbers, multiplied by their scales by token.
+Elements keep their bits, or become 16-bit numbers that are already multiplied by the scales of their slots.
 """
 
 import triton
@@ -25,7 +25,8 @@ def load_heads(
 ):
     """Load keys or values [N, H, PADDED] of slots [N] and KV heads [H] of a cache; zeros where not inside [N, H].
 
-    Elements of another type become numbers of dtype: stored number * scale or, for int4, (number - zero point) * scale.
+    Elements of another type become numbers of dtype.  If slots have scales, a number is multiplied by its scale; for
+    int4, the zero point is subtracted first.
     """
     TOGETHER: tl.constexpr = 2 if kv.FP8 == 4 else 1  # dims of an element
     row = page * kv.stride_page + slot * kv.stride_slot
@@ -36,7 +37,7 @@ def load_heads(
         return x
     else:
         if kv.FP8 == 4:
-            # 2^23 + number: such bits cost less than a conversion
+            # the bits of the float32 2^23 + number, which cost less than a conversion; 2^23 + zero point is subtracted
             x = (tl.interleave(x & 15, x >> 4).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
         else:
             x = decode(x, kv.FP8, tl.float32, NATIVE)
@@ -53,7 +54,7 @@ def load_heads(
 
 @triton.jit
 def long_sequence(query_starts, seqs, number, shortest):
-    """Index of the `number`-th sequence, from 0, of `shortest` query tokens or more; -1 if there are fewer."""
+    """Index of the `number`-th sequence (from 0) of `shortest` query tokens or more; -1 if there is none."""
     SCAN: tl.constexpr = 256
     found = -1
     before = 0
@@ -87,10 +88,11 @@ def copy_pages_kernel(
 ):  # fmt: skip
     """Copy every `parts`-th tile of KEYS keys of one sequence, for HEADS of its KV heads.
 
-    The first page is that of the first visible key; earlier keys in it become zeros.
-    NEW: the call's own keys lie elsewhere.  SHARD: how keys lie over ranks (`problem.Stripes`), or None.
-    DEPENDENT: as in `cache_write.write_kv_kernel`.  RANKED: copies have pages for long sequences alone, in order.
-    NATIVE: the device converts e4m3.
+    Copying begins with the page of the first visible key; earlier keys in this page become zeros.
+    NEW: the call's own keys are not in the cache, and are not copied.  SHARD: how keys lie over ranks
+    (`problem.Stripes`), or None.  DEPENDENT: as in `cache_write.write_kv_kernel`.
+    RANKED: only sequences of `shortest` query tokens or more have pages for copies, in the order of the sequences.
+    NATIVE: the device has instructions that convert e4m3.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()

@@ -89,7 +89,7 @@ def join_rows(
     store_joined(out, lse, acc, top, total, row, tl.cast(0, tl.int64), index, head, valid, dim, S)
 
 
-# fours, an argument of both kernels: a quarter of `room`, the rows of a block.
+# In pack_kernel and unpack_kernel, the argument `fours` is a quarter of `room`, the number of rows of a block.
 
 
 @triton.jit(do_not_specialize=["fours", "tokens"])
@@ -117,7 +117,8 @@ def unpack_kernel(out, lse, blocks, fours, sinks, tokens, rank, E: tl.constexpr,
 # ---- by stores to peers --------------------------------------------------------------------------
 #
 # Each rank has memory that all peers can write.  Blocks [2, RANKS] come first: axis 0 is the turn, axis 1 the rank that
-# writes the block.  Flags follow, int32 [2, RANKS, FLAGS]: 1 once the rows of that program of that rank have arrived.
+# writes the block.  Flags follow, int32 [2, RANKS, FLAGS] by turn, rank and program.  A flag becomes 1 when the rows of
+# its rank and program have arrived.
 #
 # Calls alternate between two turns, so call n + 2 writes over the blocks of call n.  Before that, in call n + 1, the
 # rank has seen a flag of every peer.  A peer raises its flag of call n + 1 after it has read the blocks of call n.
@@ -188,7 +189,7 @@ def flags_of(memory, E: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def send_all(peers, turn, out, lse, tokens, rank, program, programs, E: tl.constexpr, S: tl.constexpr):
-    """Store this program's rows of each owner in the owner's memory, then raise its flag at all other ranks."""
+    """Store this program's rows of each owner in the owner's memory, then raise the program's flag at all peers."""
     SIZE: tl.constexpr = E.ROOM * (S.VALUE_DIM + 1)
     LANES: tl.constexpr = lanes_for(E.RANKS)
     RANKS: tl.constexpr = E.RANKS
@@ -218,7 +219,7 @@ def receive_all(
 ):  # fmt: skip
     """Wait for this program's rows of every other rank, join them, and lower the flags.
 
-    If a rank does not answer, `word` becomes 1 + the rank, and `failed` becomes 1.
+    If a rank does not answer, the int32 at `word` becomes 1 + the rank, and the one at `failed` becomes 1.
     """
     SIZE: tl.constexpr = E.ROOM * (S.VALUE_DIM + 1)
     RANKS: tl.constexpr = E.RANKS
@@ -261,7 +262,7 @@ def exchange_kernel(
 
     turns: int32 [FLAGS + 1]: the turn of each program, then FAILED, which is 1 once a rank did not answer.
 
-    word: address of an int32 on the host, 1 + the rank that did not answer.
+    word: address of an int32 on the host, which becomes 1 + the rank that did not answer.
     """
     if E.DEPENDENT:
         tl.extra.cuda.gdc_wait()

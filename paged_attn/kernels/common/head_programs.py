@@ -19,7 +19,7 @@ def heads_at_once(kv_heads):
 
 @triton.constexpr_function
 def seqs_at_once(heads, scan, most):
-    """Number of sequences that are read at a time: at most `scan`, and at most `most` heads x sequences."""
+    """Number of sequences that are read at a time: at most `scan`, at most `most` // `heads`, and at least one."""
     return max(1, min(scan, most // heads))
 
 
@@ -37,7 +37,7 @@ def work_of_heads(batch, head, lane, mods, S: tl.constexpr):
 
 @triton.jit
 def whole_programs(part, shares, there):
-    """Programs of each KV head for `shares` equal shares of all units, at least one; 0 where not `there`.
+    """Programs of each KV head, at least one, so that none has more than 1 / `shares` of all units; 0 if not `there`.
 
     part: the KV head's fraction of all units.
     """
@@ -48,7 +48,8 @@ def whole_programs(part, shares, there):
 def programs_by_work(batch, head, lane, mods, S: tl.constexpr):
     """Programs [HEADS] of each KV head, so that no program has much more work than others.
 
-    Each lane tries another number of equal shares.  The largest number is taken for which the programs suffice.
+    Each lane tries another number of equal shares of all units.  The largest number for which the launch has enough
+    programs is taken.
     """
     programs, there = tl.num_programs(0), head < S.KV_HEADS
     units = work_of_heads(batch, head, lane, mods, S).to(tl.float32)
@@ -67,7 +68,7 @@ def share_by_work(count, head, S: tl.constexpr):
 
     count [HEADS]: programs of each KV head.  Programs are ordered by the ends of their shares, with all lines scaled to
     one length, so that neighbours read the same pages.  Shares that surely end before this program's share are passed
-    at once, and the last few one by one.
+    at once, and the few others before it one by one.
     """
     program, programs = tl.program_id(0), tl.sum(count, 0)
     length = 1.0 / tl.maximum(count, 1)  # a share's part of its KV head's line
@@ -78,7 +79,7 @@ def share_by_work(count, head, S: tl.constexpr):
         end = tl.where(passed < count, (passed + 1) * length, 2.0)
         kv_head = tl.min(tl.where(end == tl.min(end, 0), head, S.KV_HEADS - 1), 0)
         passed += tl.where(head == kv_head, 1, 0)
-    # a spare program gets an empty share behind the last share of the first KV head
+    # a program beyond those of `count` gets an empty share behind the last share of the first KV head
     ahead = tl.sum(tl.where(head < kv_head, count, 0), 0)
     num_shares = tl.sum(tl.where(head == kv_head, count, 0), 0)
     return tl.sum(tl.where(head == kv_head, passed, 0), 0) - 1, kv_head, num_shares, ahead

@@ -109,7 +109,7 @@ def tell_cut(cuts, block, pieces, first_row, S: tl.constexpr):
 
 @triton.jit
 def load_pieces(partial, at, there, dim, BEYOND: tl.constexpr, S: tl.constexpr):
-    """Load states (maxima [R], sums [R], accumulators [R, D]) from rows at + BEYOND of scratch; empty if not there."""
+    """Load (maxima [R], sums [R], accumulators [R, D]) of scratch rows at + BEYOND; empty states where not `there`."""
     row_max = tl.load(partial.max + at + BEYOND, there, float("-inf"))
     row_sum = tl.load(partial.sum + at + BEYOND, there, 0.0)
     acc = partial.acc + at[:, None] * S.VALUE_PADDED + dim[None, :] + BEYOND * S.VALUE_PADDED
@@ -121,12 +121,12 @@ def join_lanes(
     partial, row, valid, dim, pieces, SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr,
     LANES: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Join the states of ROWS rows: each of LANES groups of threads joins every LANES-th piece, then groups are joined.
+    """Join the states of ROWS rows: each of LANES lanes joins every LANES-th piece, then the lanes' states are joined.
 
     row [LANES * ROWS]: scratch row of each row's first state, once for each lane.  SKIP: scratch rows from the first
-    state to the second.  STRIDE: from each later state to the next.
+    state to the second.  STRIDE: scratch rows from each later state to the next.
 
-    States that are loaded together share a maximum and an address, which makes less code to fetch.
+    States that are loaded together share one maximum and one base address, so there is less code to fetch.
     """
     lane = tl.arange(0, LANES * ROWS) // ROWS
     zero = lane * 0.0
@@ -181,7 +181,7 @@ def merge_blocks_kernel(
     block = find_block(batch, program // (S.KV_HEADS * groups), program % S.KV_HEADS, S)
     live = tl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
     if DEPENDENT:
-        tl.extra.cuda.gdc_wait()  # for the states; lengths were written before the previous launch began
+        tl.extra.cuda.gdc_wait()  # for the previous launch's states; lengths were written before that launch began
     if (block.query_len > 0) & (first < live):
         cut = cut_of(cuts_of(scratch, states, S), block, S)
         pieces, first_row = tl.load(cut), tl.load(cut + 1)  # one wait for both
@@ -194,7 +194,7 @@ def merge_blocks_kernel(
             at = first_row + row
             if S.PIECE is None:
                 state = join_lanes(partial, at, row < live, dim, pieces, SKIP, STRIDE, ROWS, LANES, S)
-            else:  # in order, as one program would
+            else:  # in order, as a program folds the pieces of a block that it has whole
                 state = join(partial, at, row < live, dim, SKIP, STRIDE, pieces, STATES_PER_LOAD, S.VALUE_PADDED)
             row = first + tl.arange(0, ROWS)
             token = tl.cast(block.first_token + block.first, tl.int64)
@@ -210,7 +210,7 @@ def exp_below(x):
 @triton.jit
 def add_result(acc, top, total, out, lse):
     """Add results out [R, D], with natural log-sum-exps lse [R], to a state (accumulator, maximum, sum) of rows."""
-    # inf - inf is NaN: an infinite log-sum-exp, such as a sink's, becomes the largest float32 with an infinite sum
+    # inf - inf is NaN, so an infinite log-sum-exp, such as a sink's, becomes MAX_FLOAT32 with an infinite sum
     score = tl.minimum(lse, MAX_FLOAT32, propagate_nan=tl.PropagateNan.ALL)
     both = tl.maximum(top, score)
     base = base_of(both)

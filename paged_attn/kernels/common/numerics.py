@@ -9,7 +9,8 @@ INTERPRET = tl.constexpr(_INTERPRET)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
-# PTX for two int16 pairs of fp8 at once: $0 has the float16 of both lower bytes, $1 of both upper bytes.
+# PTX that converts two int16 pairs of fp8 at once: $0 gets the float16 numbers of both lower bytes, $1 those of both
+# upper bytes.
 E4M3_PAIRS = tl.constexpr(
     """{
     .reg .b32 bytes;
@@ -102,7 +103,7 @@ def _upper_byte(bits, FP8: tl.constexpr):
     if FP8 == 2:
         return (bits & 0xFF00).to(tl.float16, bitcast=True)
     else:
-        # sign and 7 bits in float16's fields are 2^8 too small, by the difference of the exponent biases
+        # with sign and 7 bits in float16's fields, the number is 2^8 too small, because the exponent biases differ by 8
         half = ((bits & 0x8000) | ((bits & 0x7F00) >> 1)).to(tl.float16, bitcast=True) * 256.0
         # NaN's code would become 480.  Adding 1 to the 7 bits overflows for NaN's code alone.  The carry, moved to the
         # only 0 bit in the exponent of 480, makes the result NaN.
@@ -153,8 +154,8 @@ def decode_pairs(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.const
 def decode_words(x, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
     """Convert int16 words of four int4 numbers n to four tensors of 64 + n, from the lowest bits up, exactly.
 
-    Tensors of float32 have n - 8 instead.  The offset 64 would cost sums of products six bits.  With 16-bit operands
-    these bits are lost anyway.
+    Tensors of float32 have n - 8 instead, because the offset 64 would cost sums of products six bits of precision.
+    With 16-bit operands these bits are lost anyway.
     """
     if NATIVE_FP8:
         a, b, c, d = tl.inline_asm_elementwise(
@@ -229,7 +230,7 @@ def power_above(x):
 
 @triton.jit
 def inverse_of_power(x):
-    """1 / x of a power of two from 2^-126 to 2^126, exactly."""
+    """1 / x, exactly, for powers of two x from 2^-126 to 2^126."""
     return ((254 << 23) - x.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
@@ -299,8 +300,10 @@ def normalize_by(x, largest):
 def normalize(x):
     """Factor float32 rows [R, D] into (rows whose largest magnitude is in [2^14, 2^15), powers of two [R]).
 
-    float16 has bfloat16's precision but not its range.  After this, float16 holds elements down to 2^-28 of a row's
-    largest without loss.
+    Rows whose largest magnitude is below 2^-112 become smaller numbers.
+
+    float16 has more precision than bfloat16, but less range.  After this, elements of bfloat16 down to 2^-28 of a row's
+    largest fit float16 without loss.
     """
     return normalize_by(x, tl.max(tl.abs(x), 1))
 
@@ -344,7 +347,7 @@ def largest(FP8: tl.constexpr):
 
 @triton.jit
 def scales_by_row(x, FP8: tl.constexpr, of: tl.constexpr):
-    """Scales [H] of type `of` of rows x [H, D] in float32: largest magnitude / largest number of the stored type.
+    """Scales [H], of type `of`, of float32 rows x [H, D]: largest magnitude / largest number of the stored type.
 
     Scales of float16 saturate.  A scale is NaN if its row has a NaN or an infinity.
     """
@@ -424,7 +427,7 @@ def encode(x, FP8: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def quotient(x, by):
-    """float32 x / by, correctly rounded for results in the range of fp8; by: one number.
+    """float32 x / by, correctly rounded for results below 2^16 in magnitude; by: one number, or one for each element.
 
     On a GPU `/` may be off by two units in the last place, so a result just below a tie of fp8 might round up.  A
     correctly rounded division for each element takes a fifth of a kernel's machine code.  So x is multiplied by a

@@ -45,7 +45,7 @@ def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
     else:
         x = decode(x, query.FP8, S.COMPUTE, S.NATIVE_FP8)
         if query.FP8 > 0 and PARTS > 1 and S.NATIVE_FP8:
-            # otherwise the compiler would derive a layout of bytes for the keys, too, and read them byte by byte
+            # without `opaque`, the compiler would derive a layout of bytes for the keys, too, and load single bytes
             x = opaque(x)
         return Query(in_parts(x, PARTS), tl.where(rows.valid, 1.0, 1.0))
 
@@ -54,7 +54,7 @@ def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
 def rows_from(token, kv_head, row, valid, S: tl.constexpr):
     """A RowTile with the fields that storing rows [R] needs.
 
-    token: int64, the first row's token.  row [R]: token * GROUP + head of the group, with tokens counted from there.
+    token: int64, the token of row 0.  row [R]: index * GROUP + head of the group, for token `token` + index.
     """
     return RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, row, valid, 0, 0, 0, 0, 0, 0, 0)
 
@@ -77,7 +77,7 @@ def store_lse(lse, rows, state, S: tl.constexpr):
 
 @triton.jit
 def times_logistic(x, power):
-    """x / (1 + 2^power); x where x is 0."""
+    """x / (1 + 2^power); where x is 0, x itself, even if power is NaN."""
     return tl.where(x == 0, x, x / (1 + tl.exp2(power)))
 
 
@@ -114,7 +114,7 @@ def store_rows(
 
 @triton.jit
 def store_partial(partial, at, valid, dim, state, S: tl.constexpr, ALL: tl.constexpr = False):
-    """Store the state of one piece in scratch rows `at` [R]; without ALL, no accumulators of rows that saw no key."""
+    """Store one piece's state in scratch rows `at` [R]; without ALL, rows that saw no key store no accumulators."""
     seen = valid
     if not ALL:
         seen &= state.sum != 0  # True for NaN

@@ -1,6 +1,6 @@
 """Sizes of the pieces into which the keys of blocks are cut; blocks stay whole unless cutting ends the launch sooner.
 
-Three ways are compared, and each lane of a warp tries one size of pieces:
+Three ways are compared.  In the first two, each lane tries one size of pieces:
 
 - All blocks are cut.
 - Only blocks behind whole rounds of programs are cut.  With 132 programs and 8 KV heads, these are each KV head's last
@@ -24,7 +24,7 @@ KEYS_WORTH_A_CUT = tl.constexpr(640)
 MAX_PIECES = tl.constexpr(8)
 # Keys that take as long to process as joining one piece beyond MAX_PIECES; one program joins all pieces of a block.
 KEYS_WORTH_A_JOIN = tl.constexpr(64)
-# How many larger numbers of pieces are tried: those that give a program about 1/4, 1/2, 1 and 2 items.
+# How many further numbers of pieces are tried: those that give a program about 1/4, 1/2, 1 and 2 items.
 NUM_DOUBLINGS = tl.constexpr(4)
 MAX_NUMBERS_TRIED = tl.constexpr(16)  # lanes that try cuts of all blocks; as many others try cuts behind whole rounds
 INFINITE_TIME = tl.constexpr(3e38)  # in tiles; time of a cut that is not tried
@@ -85,7 +85,7 @@ def pieces_tried(number, filling):
 
 @triton.jit
 def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
-    """Number of programs that could have even shares; 0 if blocks do not suit, or if every program gets a block.
+    """Number of programs that could have even shares; 0 if blocks do not suit, or if there are enough for all programs.
 
     Blocks of one sequence read the same keys, and find them in L2 if they read at the same time.  So if sequences have
     several blocks, each block gets equally many programs, and all blocks must be equally long.  Blocks do not suit if

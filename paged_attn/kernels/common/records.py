@@ -16,8 +16,8 @@ class Rows(NamedTuple):
     ptr: Any
     stride_token: Any
     stride_head: Any
-    # constexpr format of the bytes behind a uint8 pointer (records/formats.MANTISSA): 3 = e4m3, 2 = e5m2, 7 = int8,
-    # 4 = two int4 numbers.  0: the pointer has the elements' own type
+    # constexpr format of the bytes at a uint8 pointer (records/formats.MANTISSA): 3 = e4m3, 2 = e5m2, 7 = int8, 4 = two
+    # int4 numbers.  0: the pointer has the elements' own type
     FP8: Any
     WIDE: Any = None  # constexpr True: strides so large that offsets inside a block take 64 bits
 
@@ -26,7 +26,7 @@ class KV(NamedTuple):
     """Keys or values of any layout: RUN neighbouring elements are contiguous, and runs are stride_run apart.
 
     An element is PARTS dims of a head: 1 or, if bytes are read as pairs through an int16 pointer, 2 (4 for int4).
-    Kernels that write int4 ignore PARTS: their elements are bytes of two dims.
+    Kernels that write or copy int4 ignore PARTS: their elements are bytes of two dims.
     """
 
     ptr: Any
@@ -36,7 +36,7 @@ class KV(NamedTuple):
     stride_run: Any
     RUN: Any  # constexpr
     FP8: Any  # as in Rows
-    ALIGN: Any  # constexpr power of two that divides address and strides, in elements; read if RUN is 1 or PARTS > 1
+    ALIGN: Any  # constexpr power of two that divides address and strides, in elements; used if RUN is 1 or PARTS > 1
     PARTS: Any = tl.constexpr(1)
     # constexpr True: each slot and KV head has a scale.  The next fields are never None, because Triton 3.6 cannot
     # compare a tuple that holds None with None.
@@ -57,8 +57,8 @@ class KeyValues(NamedTuple):
 class Batch(NamedTuple):
     """The ragged batch, on the device, and the query lengths that this launch serves.
 
-    Numbers reach the kernel as single arguments.  If they came in a record, Triton would compile a kernel of its own
-    for 1 and for multiples of 16.
+    Numbers reach the kernel as single arguments.  If they came in a record, Triton would compile one more kernel for a
+    number of 1, and one for multiples of 16.
     """
 
     query_starts: Any  # int32 or int64 [seqs + 1]; None = one query token per sequence
@@ -70,7 +70,7 @@ class Batch(NamedTuple):
     shortest: Any  # fewest query tokens of a sequence that this launch serves, inclusive
     longest: Any  # most query tokens of such a sequence, inclusive; other launches serve the other sequences
     least: Any  # fewest tiles of a share or piece
-    slots: Any  # number of states in scratch: of each share or, on Hopper, of the launch
+    slots: Any  # number of states in scratch for each share or, on Hopper, for the whole launch
     page_starts: Any = None  # PageStarts of a ragged page table; None: one row for each sequence
 
 
@@ -120,7 +120,7 @@ class Modifiers(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """Each scale is a number, times ptr[KV head * stride] if ptr is given.  Stride 0: all KV heads share the scale.
+    """Each scale is a number, multiplied by ptr[KV head * stride] if ptr is given.  Stride 0: KV heads share the scale.
 
     With a stride_seq, ptr has a row for each sequence.  A scale's fields are not a record of their own, because
     `record is None` fails inside a `while` loop of Triton.
@@ -251,7 +251,7 @@ class Shape(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Fields of a Shape that storing rows needs, without a cache."""
+    """The fields of a Shape that storing rows needs, for kernels that read no cache."""
 
     KV_HEADS: int
     GROUP: int
@@ -270,7 +270,7 @@ class Block(NamedTuple):
     first_token: Any  # the sequence's first token in the batch
     query_len: Any
     seq_len: Any
-    first: Any  # first query of the block, within the sequence
+    first: Any  # the block's first query token, counted from the sequence's first query token
     kv_head: Any = None  # None: any
 
 
@@ -280,9 +280,9 @@ class Share(NamedTuple):
     index: Any
     begin: Any  # units [begin, end) of the line
     end: Any
-    size: Any
+    size: Any  # units of a share
     extra: Any  # the first `extra` shares have size + 1 units
-    tiles: Any  # units of each block on the line if shares begin with blocks; otherwise 0
+    tiles: Any  # units of each block on the line, if shares begin with blocks or equal parts of blocks; otherwise 0
 
 
 class Walk(NamedTuple):
@@ -335,7 +335,7 @@ class Span(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Location of the keys at positions [first, end); a piece visits no key at `end` or behind.
+    """Location of the keys at positions [first, end), which some row may see.
 
     Separate from KeyValues, because a compile-time field does not survive in a record that a kernel builds.
     """

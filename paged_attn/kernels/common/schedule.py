@@ -22,12 +22,11 @@ from .shards import own_before
 # With Shape.WHOLE, a share may have this many tiles more than an even share.  The first number is for shares of one
 # block.  The second is for shares of several blocks, and for blocks of several shares.
 EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
-# If a sequence has several blocks, and no share has more than one block, shares may exceed even shares by this many
-# eighths of an even share, where that is more than the tiles above.
-# Shares that hold the same part of different blocks of the sequence then read the same keys at the same time, mostly
-# from L2.
+# If a sequence has several blocks, and no share has more than one block, shares with the same part of different blocks
+# read the same keys at the same time, mostly from L2.  Shares may then exceed even shares by this many eighths of an
+# even share, if that is more than the tiles above.
 EXTRA_EIGHTHS_IN_STEP = tl.constexpr(3)
-QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # error, at most, of a quotient of whole numbers in float32
+QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # upper bound of the error of a quotient of whole numbers in float32
 
 
 @triton.jit
@@ -78,8 +77,9 @@ def room_of(batch, share, walk, mods, S: tl.constexpr):
     return blocks, tl.maximum(tiles, share.tiles)
 
 
-# PTX has a label where operations of a called function begin and end, and ptxas may order instructions differently at
-# a label.  So callers do the additions, and these functions compute nothing: calls of them leave no labels.
+# PTX has a label where the operations of a called function begin, and one where they end.  ptxas may order instructions
+# differently at a label.  The next two functions compute nothing, so calls of them leave no labels: callers do the
+# additions.
 
 
 @triton.jit
@@ -96,7 +96,7 @@ def next_unit(walk, unit):
 
 @triton.jit
 def first_tile(seq, inside, context_len, mods, S: tl.constexpr, kv_head=None):
-    """First tile, inclusive, that queries from position context_len on may see; of one sequence or [N]."""
+    """First tile, inclusive, that a sequence's queries, from position context_len on, may see; one sequence or [N]."""
     if mods.left is None:
         return 0
     else:
@@ -196,7 +196,7 @@ def find_share(batch, first, index, num_shares, lane, mods, S: tl.constexpr, kv_
 
 @triton.jit
 def whole_share(batch, blocks, tiles, index, num_shares):
-    """A share that begins with a block or an equal part of one; an even share if such shares would be much larger."""
+    """Share that begins with a block or an equal part of one; an even share if `whole_size` finds these too large."""
     total = tl.sum(blocks * tiles, 0)
     size, room = whole_size(blocks, tiles, total, num_shares, batch.least)
     if size > 0:
@@ -209,10 +209,10 @@ def whole_share(batch, blocks, tiles, index, num_shares):
 
 @triton.jit
 def whole_size(blocks, tiles, total, num_shares, least):
-    """(size of shares that begin with blocks, units of each block), in tiles; size 0: such shares would be too large.
+    """(size of shares of whole blocks or of equal parts of a block, units of each block), in tiles; size 0: too large.
 
-    A share has several whole blocks, or an equal part of one block.  Joining pieces takes as long as
-    a few tiles, and so does beginning a second block in a share.  Even shares do both more often.
+    Joining pieces takes as long as a few tiles, and so does beginning a second block in a share.  Even shares do both
+    more often, so shares of this kind may be somewhat larger than even shares.
 
     least: fewest tiles of a share.
     """
@@ -284,7 +284,10 @@ def slots_between(kv_heads, alike):
 
 @triton.jit
 def pieces_of(first, tile, count, S: tl.constexpr):
-    """Pieces [begin, end) that begin in tiles [tile, tile + count) of a block whose keys begin in tile `first`."""
+    """Pieces [begin, end) that begin in tiles [first + tile, first + tile + count); first: the block's first tile.
+
+    If `tile` is 0, the piece that holds the block's first tile counts, too, even if the piece begins before that tile.
+    """
     PIECE: tl.constexpr = S.PIECE // S.TILE
     begin = tl.where(tile == 0, first // PIECE, tl.cdiv(first + tile, PIECE))
     return begin, tl.cdiv(first + tile + count, PIECE)

@@ -40,7 +40,7 @@ POINTERS = {
 
 
 class ScoreMod(NamedTuple):
-    """The function, and Triton's names of the types of score_mod_args: all that a plan depends on."""
+    """The function, and Triton's names of the types of score_mod_args: all of a score_mod that a plan depends on."""
 
     function: Any
     types: tuple[str, ...]
@@ -63,7 +63,7 @@ def of_this_dialect(asked: ScoreMod | None) -> Any:
 
 
 class Inlined(JITFunction):
-    """A function in a kernel's Shape; its repr has the hash of its text, for Triton's key of the kernel."""
+    """A function in a kernel's Shape.  Its repr, which is part of Triton's key of the kernel, has the text's hash."""
 
     def __repr__(self) -> str:
         return f"Inlined({self.__name__} {self.cache_key})"

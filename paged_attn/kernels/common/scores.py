@@ -70,7 +70,7 @@ def reaches_own(tile, rows, mods, S: tl.constexpr):
 
 @triton.jit
 def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Scores plus the query-query bias, if the tile may hold the call's own keys."""
+    """Scores plus the query-query bias, which is loaded only if the tile may hold the call's own keys."""
     if mods.qq_bias is not None:  # noqa: SIM102 (one is decided at compile time)
         if reaches_own(tile, rows, mods, S):
             scores = _add_entries(scores, rows, place_of_key(tile + key, mods, S), mods)
@@ -108,7 +108,7 @@ def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr):
 
 @triton.jit
 def _add_entries(scores, rows, slot, mods):
-    """Scores of the call's own keys plus their entries in the bias matrix; 0 outside the matrix."""
+    """Scores plus the bias matrix's entries for the call's own keys; keys and queries outside the matrix get 0."""
     row = rows.slot - rows.context_len
     column = slot - rows.context_len
     inside = (rows.valid & (row < mods.qq_bias_size))[:, None]

@@ -6,13 +6,14 @@ import triton.language as tl
 from .numerics import LN2, LOG2E, dot, first_of, inverse_of_power, less, power_above, rounded_product, scaled
 from .records import State
 
-# Limit of maxima, because a difference of infinities is NaN.  A sink of infinity has an infinite sum instead.
+# Limit of the maxima from `seen`, because a difference of infinities is NaN.  A sink of infinity gets this maximum and
+# an infinite sum.
 MAX_MAXIMUM = tl.constexpr(2.0**127)
 
 
 @triton.jit
 def start(sinks, rows, first, S: tl.constexpr):
-    """(max, sum), each [R], before any key, with the sink (score sinks[head], value 0) where `first`, scalar or [R]."""
+    """(max, sum), each [R], before any key; where `first`, scalar or [R], with the sink: score sinks[head], value 0."""
     row_sum = rows.slot * 0.0
     row_max = row_sum + float("-inf")
     if sinks is not None:
@@ -88,7 +89,7 @@ def merge(state, acc, row_max, row_sum):
 @triton.jit
 def finish(acc, row_sum):
     """acc [R, D] / row_sum [R, 1]; zero for rows that saw nothing."""
-    # one division for each row; one for each element was a tenth of a Hopper kernel's machine code
+    # one division for each row: with one for each element, divisions were a tenth of a Hopper kernel's machine code
     return acc * (1.0 / tl.where(row_sum != 0, row_sum, 1.0))
 
 

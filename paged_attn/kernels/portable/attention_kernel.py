@@ -35,7 +35,7 @@ MAX_UNITS_AT_ONCE = tl.constexpr(256)  # KV heads x sequences whose work is coun
 def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """Return the state of a block's rows over its keys at positions [begin, end); begin is a multiple of TILE.
 
-    first, scalar or [R]: whether sinks count here.  q: a Query, whose dims are split into as many parts as the keys'.
+    first, scalar or [R]: whether sinks count in this state.  q: a Query with as many parts as the keys have.
 
     cache: KeyValues.  boxes: KeyValues of TMA descriptors, or None.  new: KeyValues of new keys, or None.
     """
@@ -63,7 +63,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     pages = pages_of(batch, block.seq)
     source = Source(pages, 0, first_key, cache_end, cache_scale, batch.page_starts, prefix)
     state = attend_keys(state, q, rows, cache, boxes, source, begin, span, mods, S)
-    # So far acc sums only cached values, because a sink has the value 0.  New values have no scale, and follow below.
+    # acc has only cached values so far, because a sink has the value 0.  New values, which have no scale, follow below.
     value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, head, scales.value_stride_seq, block)
     acc = state.acc
     if cache.value.SCALED:
@@ -91,7 +91,7 @@ def attend_pieces(
     block, rows, q, begin, end, cut, share, slot, ahead, cache, boxes, new, batch, mods, scales, partial,
     S: tl.constexpr,
 ):  # fmt: skip
-    """Fold the states of pieces [begin, end) in order; cut: store each, too, from slot `slot` of share `share` on.
+    """Fold the states of pieces [begin, end) in order.  cut: also store each state, from slot `slot` of `share` on.
 
     Keys are cut at multiples of PIECE in every batch, so a row's result has the same bits in every batch.  Pieces that
     only other rows of the block see change no bits of the row's result.
@@ -242,7 +242,7 @@ def attention_kernel(
             else:
                 span = visible_range(block, mods, S.BLOCK_Q, S)
                 begin = span.lo // S.PIECE
-                # at least one piece, for the sinks
+                # at least one piece, because sinks count in a piece
                 end = tl.maximum(tl.cdiv(span.hi, S.PIECE), begin + 1)
                 state = attend_pieces(
                     block, rows, q, begin, end, False, 0, 0, None, cache, boxes, new, batch, mods, scales, None, S

@@ -12,10 +12,10 @@ def store_heads(
     kv, rows, token, kv_head, page, slot, number, ptr, stride,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Store heads [H, D] of one token into its slot, divided by the scale and encoded in the cache's type.
+    """Store heads [H, D] of one token into its slot, divided by the scale, if there is one, in the cache's type.
 
-    Scales by slot are computed here, and stored, too; numbers with a scale of 0 or NaN count as zeros.  A byte of int4
-    has two dims, and the lowest four bits of an int4 scale are the zero point.
+    Scales by slot are computed here, and stored, too; heads whose scale is 0 or NaN count as zeros.  A byte of int4 has
+    two dims, and the lowest four bits of an int4 scale are the zero point.
     """
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]

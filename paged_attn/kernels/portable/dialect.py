@@ -11,7 +11,7 @@ from ..shared_steps import numbers_of
 from .attention_kernel import attention_kernel
 from .regimes import launches, regime
 
-__all__ = ["launches", "regime"]  # names of Dialect from other files
+__all__ = ["launches", "regime"]  # functions of the protocol Dialect that other files define
 
 TITLE = "portable"
 
@@ -22,7 +22,7 @@ def why_not_on(device: Device) -> str | None:
 
 
 def uncovered(problem: Problem) -> list[str]:
-    """Return nothing: the portable kernels take every call."""
+    """Return no words: the portable kernels take every call."""
     return []
 
 
@@ -59,7 +59,7 @@ def step(launch: Launch, call: Call) -> Step:
 
 
 def need_of(launch: Launch) -> Need:
-    """Scratch for the states of cut blocks; its size depends on the plan, not on lengths of sequences."""
+    """Scratch for states of cut blocks and counters; its size depends on the plan, not on lengths of sequences."""
     shape = launch.shape
     states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE * (shape.VALUE_PADDED + 2)
     if launch.merge is None:
@@ -106,7 +106,7 @@ def tiles_of(launch: Launch) -> str:
 
 
 def heads_of(launch: Launch) -> str:
-    """Describe the heads that have separate blocks."""
+    """Describe the heads, or parts of heads, that have blocks of their own."""
     if launch.config.head_blocks > 1:
         return f"{launch.shape.KV_HEADS} parts of {launch.shape.GROUP} heads, on one KV head"
     return f"{launch.shape.KV_HEADS} KV heads"

@@ -52,7 +52,7 @@ MAX_SEQS_OF_EQUAL_HEADS: Annotated[
         "64 x 8192 261 -> 129",
     ),
 ] = 4
-# Elements of a state that a program of the merge launch joins: four for each thread of 8 warps.
+# Accumulator elements of a program of the merge launch: four for each thread of 8 warps.
 ELEMENTS_PER_MERGE_PROGRAM = 1024
 # A merge program joins all dims of rows of up to 256 dims, and 64 dims of wider rows.
 MAX_DIMS_PER_MERGE_PROGRAM, DIMS_OF_WIDE_ROWS = 256, 64
@@ -64,7 +64,7 @@ def one_block(p: Problem, shortest: int, longest: int) -> tuple[Launch, ...]:
 
 
 def one_block_of_all_rows(p: Problem, shortest: int) -> tuple[Launch, ...]:
-    """A launch of one block for each sequence, with as many rows as the longest query has."""
+    """A launch of one block for each sequence, with enough rows for max_seqlen_q query tokens."""
     config, group = _few_config(p), p.heads // p.kv_heads
     rows = max(config.rows, next_power_of_2(p.max_seqlen_q * group))
     return (_few(p, config._replace(rows=rows), shortest, UNBOUNDED),)
@@ -83,7 +83,10 @@ def blocks_and_few(p: Problem) -> tuple[Launch, ...]:
 
 
 def rows_fit_one_block(p: Problem) -> bool:
-    """Whether one block can have all rows of a sequence; with float32 or batch_invariant, the block of a decode."""
+    """Whether one block can have all rows of any sequence.
+
+    With batch_invariant, or with float32 on a GPU, the block must have no more rows than a decode's block.
+    """
     config = _few_config(p)
     widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
     most = MAX_ROWS_OF_ONE_BLOCK if widens else config.rows
@@ -129,7 +132,7 @@ def _many(p: Problem, shortest: int, longest: int = UNBOUNDED) -> Launch:
 
 
 def _holds_tiles_ahead(p: Problem, rows: int) -> bool:
-    """Whether Triton can pipeline the loop over keys: with wgmma, not if loads of a score_mod depend on scores."""
+    """Whether Triton can pipeline the loop over keys; with wgmma, it cannot if a score_mod's loads depend on scores."""
     return p.score_mod is None or p.device.arch != "sm90" or rows < 64 or not loads_by_score(p.score_mod)
 
 
@@ -165,7 +168,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         CHUNK=math.gcd(config.tile, p.page_size),
         STAGES=config.stages if _holds_tiles_ahead(p, rows) else 1,
         COMPUTE=_TRITON_DTYPES[p.compute],
-        # three tensor-core products of split operands are as exact as float32 products, up to rounding
+        # tf32x3: three tensor-core products of split operands are about as exact as one float32 product
         PRECISION="tf32x3" if p.device.capability >= 80 else "ieee",
         ONE_BLOCK=one_block,
         SPLIT=shares > 0,
@@ -186,7 +189,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     )
     skip, merge = kv_heads_cut_alike(p) * live, None
     if shares and not shape.MERGE:
-        # a share has two slots, unless pieces are of a fixed size
+        # a share has two slots, so later states are two slots apart; pieces of a fixed size lie side by side
         merge = merge_of(p, shape, tokens, shares, skip, 2 * skip if config.piece is None else skip)
     return Launch(
         shape,
@@ -205,12 +208,12 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
 def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stride: int) -> Merge:
     """Return the merge launch of blocks of up to `tokens` tokens; each of `shares` shares may have a piece of a block.
 
-    Programs divide the rows.  If rows are too few, lanes of a program divide the pieces, too.  Pieces of a fixed size
-    are an exception, because they are folded in order.  Programs divide the dims of wide rows, too; one program with
-    all dims could load few pieces at a time.  skip, stride: rows of scratch between states, as in `merge.join`.
+    Programs divide the rows.  If rows are too few, lanes of a program divide the pieces, too, but not pieces of a fixed
+    size, which are folded in order.  Programs also divide the dims of wide rows, because one program with all dims
+    could load only few pieces at a time.  skip, stride: scratch rows between states, as in `merge.join`.
     """
     blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
-    # numbers are rounded up to powers of two, as in Hopper's `cost.seqs_tried`
+    # numbers are rounded up to powers of two, because `prepare` tries only some numbers (Hopper's `cost.seqs_tried`)
     live = next_power_of_2(tokens * shape.GROUP)
     dims = shape.VALUE_PADDED if shape.VALUE_PADDED <= MAX_DIMS_PER_MERGE_PROGRAM else DIMS_OF_WIDE_ROWS
     at_once = max(1, ELEMENTS_PER_MERGE_PROGRAM // dims)
@@ -265,7 +268,7 @@ def affordable(shares: int, blocks: int, share_bytes: int) -> int:
 
 def _merge_rows(p: Problem, config: Config, shares: int, pieces: int, live: int) -> int:
     """Rows that a block's last program joins at a time; 0: a merge launch joins the pieces, or no block is cut."""
-    # elements of a state that registers allow for each of the pieces that are loaded together
+    # accumulator elements for which there are registers, for each of the pieces that are loaded together
     elements = 1024 if config.registers is None else 512
     at_once = min(config.rows, max(1, elements // next_power_of_2(p.value_width)))
     steps = cdiv(live, at_once) * cdiv(pieces, PIECES_AT_ONCE)

@@ -1,4 +1,4 @@
-"""Loads of page ids, keys, values and queries; slots without a key stay out of results."""
+"""Loads of page ids, keys, values and queries; contents of slots without a key never reach a result."""
 
 import triton
 import triton.language as tl
@@ -58,7 +58,7 @@ def per_key(x, S: tl.constexpr):
 
 @triton.jit
 def locate(source, ids, tile, S: tl.constexpr):
-    """(page, slot), each int64 [N], of the positions from `tile` on, by the ids that `load_ids` has loaded."""
+    """(page, slot), each int64 [N], of a tile's keys, by the ids from `load_ids`; contiguous keys: (0, row)."""
     CHUNK: tl.constexpr = S.CHUNK
     key = tl.arange(0, S.TILE)
     if source.pages is None:

@@ -108,11 +108,13 @@ def gather_pages_kernel(
     PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     RAW: tl.constexpr,
 ):  # fmt: skip
-    """Copy ROWS rows x COLUMNS columns (dims of all heads, in a row) into dense rows; rows without a page become zeros.
+    """Copy ROWS rows x COLUMNS columns into dense rows; a column is one dim of one head.
 
-    starts: int64 [seqs + 1], first row of each sequence.
+    Rows without a page, and rows behind the last sequence, become zeros.
+    starts: int64 [seqs + 1], first row of each sequence, then the number of rows of all sequences.
     table_starts: indptr of a ragged page table, whose indices are `table`; None: `table` is dense.
-    table_stride: between rows of a dense table, or between entries of a ragged one.  starts_stride: between starts.
+    table_stride: stride between rows of a dense table, or between entries of a ragged one.
+    starts_stride: stride between entries of table_starts.
     steps: number of steps of a bisection among the sequences.
     RAW: elements keep their bits, and no scale is applied.
     """

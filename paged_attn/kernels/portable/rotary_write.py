@@ -1,7 +1,8 @@
-"""The kernel that norms and rotates queries and keys, and writes keys and values into the cache.
+"""The kernel that norms queries, keys and values, rotates queries and keys, and writes keys and values into the cache.
 
 A head of D dims is loaded in runs: tiles [H, N] of H heads of one token.  Rotary halves (GPT-NeoX) are two runs, so a
-thread holds both dims of a pair; rotary pairs of neighbours (GPT-J) are one run.  Other dims are another run.
+thread holds both dims of a pair; rotary pairs of neighbours (GPT-J) are one run.  Dims without rotation are one more
+run.
 Weights and angles are loaded for each head of a tile.  They then have the run's layout, and no barrier is needed.
 Norm and rotation are float32.  Only the stored result is rounded, as in vLLM's csrc/fused_qknorm_rope_kernel.cu.
 Separate operators of norm and rotation, which vLLM has, too, round the norm's result before the rotation.
@@ -206,7 +207,7 @@ def write_new(
     new_key, new_value, cache, slot_mapping, token, head, rotary, key_norm, value_norm, scales,
     PAGE: tl.constexpr, K: tl.constexpr, V: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Norm and rotate keys of KV heads [H] of one token, and store them and the values into the token's slot."""
+    """Norm and rotate keys, and norm values, of KV heads [H] of one token, and store both into the token's slot."""
     keys = load_heads(new_key, token, head, K)
     values = () if cache.value.ptr is None else load_heads(new_value, token, head, V)
     at = tl.load(slot_mapping + token).to(tl.int64)
@@ -241,7 +242,8 @@ def write_qkv_kernel(
 
     A negative slot skips the keys and values of a token, not its queries.  Values are not written if their cache has a
     ptr of None.
-    A program issues its loads early, and waits for memory twice: for the position, then for the position's angles.
+    A program issues its loads early.  If positions are given, it waits for memory twice: for the position, then for the
+    position's angles.
     DEPENDENT: a dependent launch, which begins before the previous launch ends, and lets the next one do the same.
     """
     QUERIES: tl.constexpr = (Q.HEADS + Q.BLOCK - 1) // Q.BLOCK

@@ -20,7 +20,7 @@ def may_hide(tile, source, span, S: tl.constexpr):
 
 @triton.jit
 def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
-    """Fold one tile, the keys from position `tile` on, into the state; FULL: all rows' bounds hold the whole tile."""
+    """Fold one tile, the keys from position `tile` on, into the state; FULL: the tile lies inside all rows' bounds."""
     page, slot = locate(source, ids, tile, S)
     of_keys, of_values, zeros = None, None, None
     if kv.key.SCALED:
@@ -96,7 +96,8 @@ def attend_around_gap(state, q, rows, kv, boxes, source, begin, end, span, mods,
 @triton.jit
 def attend_keys(state, q, rows, kv, boxes, source, begin, span, mods, S: tl.constexpr):
     """Fold the keys of one source from position begin on into the state."""
-    # begin was rounded down to a tile, which may hold a dead slot even if the source has no visible key
+    # A source without a visible key gets an empty range: `begin` was rounded down to a tile, so [begin, source.end) may
+    # hold dead slots.
     end = tl.where(source.first < source.end, source.end, begin)
     if source.prefix is not None:
         return attend_around_gap(state, q, rows, kv, boxes, source, begin, source.end, span, mods, S)

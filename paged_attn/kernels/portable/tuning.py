@@ -1,4 +1,4 @@
-"""Tile shapes of the portable kernels, measured on Hopper, and `fit`, which reduces them to a GPU's shared memory."""
+"""Tile shapes of the portable kernels, measured on Hopper, and `fit`, which reduces them to fit shared memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def decode_config(p: Problem) -> Config:
     """Config of few rows: memory decides, so tiles are small, and a multiprocessor has several programs."""
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
-    # peel: slots of x-packed values are contiguous, and only loads without a mask of slots are wide and pipelined
+    # x-packed values: a dim's slots are contiguous, so loads go along the slots.  Only the peeled loop has no mask of
+    # slots, so that these loads are wide and pipelined.
     if p.packed:
         return Config(rows=16, tile=32, stages=3, warps=8 if p.widest > WIDE else 4, peel=True, resident=2)
     if p.latent and p.widest > WIDE:
@@ -79,7 +80,7 @@ def latent_config(p: Problem, rows: int) -> Config:
     """Config of wide latents with blocks of `rows` rows.
 
     Every warp reads the queries from shared memory for each tile, so few rows get few warps.  A warpgroup's product
-    (wgmma) has 64 rows, and pays from tiles of 64 keys on.
+    (wgmma) has 64 rows, and is worth its cost only with tiles of at least 64 keys.
     """
     if p.compute == torch.float32:
         return Config(rows=rows, tile=32, stages=2, warps=8, peel=False, resident=1)
@@ -230,7 +231,10 @@ def most_rows(p: Problem) -> int:
 
 
 def fit(p: Problem, config: Config) -> Config:
-    """Return the config with fewer stages, then smaller tiles, then fewer resident programs, to fit shared memory."""
+    """Return the config with fewer stages, then smaller tiles, then fewer resident programs, to fit shared memory.
+
+    Wide heads get a single stage if they do not fit otherwise.
+    """
     dim, value_dim, rest = padded_dims(p)
     row_bytes = (dim + (rest or 0)) * p.compute.itemsize
     stored_dims = dim + value_dim if rest is None else dim + rest
