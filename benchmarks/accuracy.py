@@ -1,9 +1,10 @@
 """Errors of results over each cache format.  `python -m benchmarks.accuracy [--output FILE]`, on a CPU.
 
 `write_kv` writes float32 keys and values, and the reference reads them in float64, so an error is that of the format
-alone.  It is norm(results - results over float32 keys and values) / norm(the latter).  int4 is measured a second time
-as vLLM writes it: each head is first rotated by random signs and a Hadamard matrix, which makes its dims alike.
-Queries are rotated in the same way, and results are rotated back.  Seeded generators draw the numbers:
+alone.  The error is norm(results - wanted) / norm(wanted), where `wanted` are results over float32 keys and values.
+int4 is measured a second time as vLLM writes it: each head is first rotated by random signs and a Hadamard matrix,
+which makes its dims alike.  Queries are rotated in the same way, and results are rotated back.  Seeded generators draw
+the numbers:
 
 - random: queries, keys and values are normal.
 - outlier channels: as random, but 4 of 128 dims of a KV head's keys are 20 times as large, and in queries 1/20 as
@@ -92,7 +93,10 @@ DATA: dict[str, Callable[[torch.Generator], Data]] = {
 
 
 def cached(rows: Tensor, dtype: torch.dtype, kind: Any) -> tuple[Tensor, Any]:
-    """Return (cache of the rows as `write_kv` stores them, its scale): [pages, page_size, kv_heads, dim or dim / 2]."""
+    """Return (cache, its scale) after `write_kv` of the rows.
+
+    The cache is [pages, page_size, kv_heads, dim], or dim / 2 bytes for int4.
+    """
     slots = SEQS * KEYS
     cache = torch.zeros(slots // PAGE, PAGE, KV_HEADS, DIM // 2 if dtype == INT4 else DIM, dtype=dtype)
     scale: Any = kind

@@ -189,7 +189,7 @@ def alone(names: Sequence[str], rounds: int, result: str) -> dict[str, float]:
 
     import paged_attn
     from benchmarks import measure
-    from benchmarks.inputs import build  # older versions have it in this module, too
+    from benchmarks.inputs import build  # benchmarks.inputs has it in older versions, too
     from benchmarks.suites import SUITES, uniform
 
     known = {case.name: case for cases in SUITES.values() for case in cases}

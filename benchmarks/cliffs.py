@@ -44,7 +44,7 @@ class Cell(NamedTuple):
 
 
 class Cliff(NamedTuple):
-    """A step that takes `ratio` times as long, of which the model explains a factor of `explained`."""
+    """A step to a cell that takes `ratio` times as long.  The model explains a factor of `explained`."""
 
     before: Cell
     after: Cell
@@ -119,8 +119,8 @@ def measure_map(
 ) -> tuple[dict[Cell, float], int]:
     """Return (seconds of every cell, number of cells left out because compiling took too long).
 
-    All cells are captured first and then replayed round by round in random order, so that no neighbour is measured on a
-    warmer card.  All cells share one cache, one q and one out.
+    All cells are captured first and then replayed round by round in random order, so that the card's temperature
+    affects all cells alike.  All cells share one cache, one q and one out.
     """
     cells = grid(axes, ceilings)
     call_of = shared(cells)

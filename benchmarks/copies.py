@@ -26,7 +26,7 @@ from paged_attn.planning import planner
 from tests.support.cases import Case
 
 SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, bounds=True, lse=False)
-LENGTHS = {  # (sequences, queries, keys)
+LENGTHS = {  # (sequences, queries of each, keys of each)
     "2 x 2048": (2, 2048, 2048),
     "1 x 512": (1, 512, 512),
     "1 x 1024": (1, 1024, 1024),

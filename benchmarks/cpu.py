@@ -35,8 +35,8 @@ from benchmarks import runner
 
 Calls = Mapping[str, Callable[[], object]]
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
-SMALL = dict(queries=[1, 1], keys=[256, 256])  # for Triton's interpreter, which takes seconds for it
-# Upper bounds of each case's time divided by that of `against`.
+SMALL = dict(queries=[1, 1], keys=[256, 256])  # a call for Triton's interpreter, which takes seconds
+# Case -> upper bound of its time divided by the time with which `against` compares it.
 TARGETS = {"decode 8 x 2048": 1.5, "prefill 1 x 1024": 1.3, "mixed 16": 1.5}
 MIXED = dict(queries=[1] * 12 + [64, 128, 200, 256], keys=[*range(300, 1500, 100), 64, 700, 1000, 256])
 
@@ -140,8 +140,8 @@ def timed(calls: Calls, rounds: int, clock: Callable[[], float] = perf_counter) 
 def against(case: str, seconds: dict[str, float]) -> float:
     """Return the seconds with which a case is compared.
 
-    A prefill is compared with SDPA, decodes with SDPA plus the copy, and a mixed batch with the sum of its sequences
-    alone.
+    A prefill is compared with the faster of two calls of SDPA, decodes with the faster one plus the copy, and a mixed
+    batch with the sum of its sequences alone.
     """
     if case.startswith("decode"):
         return min(seconds["SDPA, contiguous"], seconds["SDPA, contiguous, enable_gqa"]) + seconds["gather"]
@@ -193,7 +193,7 @@ def generate_batch(dtype: torch.dtype) -> dict[str, Any] | None:
     asked = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
     seconds: dict[str, list[float]] = {"paged|sdpa": [], name: []}
     tokens = {}
-    for _ in range(4):  # the first round, with what is done once, is not counted
+    for _ in range(4):  # the first round also does what is done once, and is not counted
         for implementation, taken in seconds.items():
             model.set_attn_implementation(implementation)
             started = perf_counter()

@@ -33,7 +33,7 @@ class Row(NamedTuple):
     without: Sequence[str] = ()  # columns whose figure is left out
 
 
-COPIED = (SDPA,)  # its time includes a copy of its results, in these runs of several sequences with several queries
+COPIED = (SDPA,)  # in runs of several sequences with several queries each, SDPA's time includes a copy of its results
 ROWS = (
     Row("decode, 1 sequence of 8192 keys", "flashinfer/decode", "decode b1 x 8192"),
     Row("decode, 64 x 4096", "flashinfer/decode", "decode b64 x 4096"),

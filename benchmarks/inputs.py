@@ -14,7 +14,8 @@ from tests.support.cases import BAD_PAGE, Case, bits, build, is_fp8
 def inputs_of(case: Case, device: str) -> dict[str, Any]:
     """Return the arguments of `paged_attention` without poison: dead slots hold 0, table tails page 0.
 
-    The tests' NaN and page 2^31 - 1 are legal, but some peers let them into the result.
+    The tests' NaN and page 2^31 - 1 are legal, but some peers let them into the result.  Spans, prefix lengths and
+    biases of trees are this folder's, not the tests'.
     """
     inputs = build(case, device)
     inputs["out"] = inputs["q"].new_empty((*inputs["q"].shape[:2], case.value_width), dtype=case.dtype_of_out)

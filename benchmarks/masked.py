@@ -14,12 +14,12 @@ IMAGE = 256  # tokens of an image in Gemma 3 and PaliGemma
 
 
 def is_masked(case: Case) -> bool:
-    """Whether a case's mask depends on more than the distance of positions: on sequence, head, prefix or images."""
+    """Whether a case's mask depends on sequence, head, prefix or images, which `key_bounds_of` does not describe."""
     return case.causal_by_seq or case.prefix > 0 or case.spans > 0 or case.head_windows != ()
 
 
 def images(case: Case) -> list[list[list[int]]]:
-    """Return [seqs, n, 2], the spans of n images: evenly over a sequence's queries, or over all keys of a decode."""
+    """Return [seqs, n, 2]: spans of n images, spaced evenly over a sequence's queries, or over all keys of a decode."""
     found = []
     for query_len, seq_len in zip(case.query_lens, case.seq_lens, strict=True):
         room = query_len if query_len > 1 else seq_len

@@ -90,7 +90,8 @@ def has_two_modes(times: Sequence[float]) -> bool:
     """Whether times form two groups with medians 6% or more apart, each with at least a twentieth of the times.
 
     The cut between the groups minimises the sum of squared deviations.  Less than a twentieth of the times may lie in
-    the middle third between the two medians.  Uniformly spread times, a single mode, have a sixth there.
+    the middle third between the two medians.  Uniformly spread times, a single mode, have a sixth there.  If a
+    twentieth of the times is less than 2, it counts as 2.
     """
     ordered = sorted(times)
     few = max(2, len(ordered) // 20)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.modes [--processes 10] [--replays 1000] [--output FILE]
 
-Keys and values are two halves of one allocation of 4.8 GB, in pages of 16 tokens that lie anywhere in it.
+Keys and values are two halves of one allocation of 4.8 GB, in pages of 16 tokens at random places of each half.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CASES = {
 
 
 def inputs_in_one_allocation(case: Case) -> dict[str, Any]:
-    """Return a case's arguments with both caches in one buffer, and each sequence's pages anywhere in it."""
+    """Return a case's arguments with the caches as halves of one buffer, and pages at random places of each half."""
     inputs = inputs_of(case, "cuda")
     k_cache, v_cache, table = inputs["k_cache"], inputs["v_cache"], inputs["page_table"]
     pages = BYTES // (2 * k_cache[0].nbytes)

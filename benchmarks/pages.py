@@ -1,9 +1,10 @@
 """Whole pages: GB/s of copies, moves to and from the host, and dense rows.  `python -m benchmarks.pages [--json PATH]`.
 
 A model of 32 layers, 8 KV heads x 128, bfloat16: a page of 16 tokens has 32 KiB in each of 64 tensors.  Each figure is
-compared with torch's for the same bytes: for the host one copy_ of a dense block (cudaMemcpyAsync), on the device
-index_copy_ of each tensor, for rows one indexing.  Copies of 64 pages or more to and from the host should reach ASKED
-of the block's speed.  A time is the median over replays of a CUDA graph.
+compared with torch's for the same bytes.  To and from the host, torch makes one copy_ of a dense block
+(cudaMemcpyAsync); on the device, an index_copy_ of each tensor; for dense rows, one indexing by pages.  Moves of 64
+pages or more to and from the host should reach ASKED times the block's speed.  A time is the median over replays of a
+CUDA graph.
 """
 
 from __future__ import annotations

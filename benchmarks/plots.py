@@ -32,7 +32,7 @@ COLUMN_COLOURS = {"FlashAttention-3": "#7c3aed", "cuDNN, paged": "#2563eb", "Fla
 LONGEST_BAR = 4.5  # in multiples of the library's time; a longer bar is cut off, and its number states the length
 # SVG text stays text, and two drawings of the same numbers give the same file.
 AS_TEXT: Any = {"svg.fonttype": "none", "svg.hashsalt": "paged-attn", "font.family": "sans-serif"}
-DODGE = 1.06  # each peer's marks are shifted to the right by this factor of intensity, so that no mark hides another
+DODGE = 1.06  # a peer's marks lie to the right of the previous peer's by this factor, so that no mark hides another
 
 
 def roofline(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -92,7 +92,8 @@ def roofline(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
 def cliff_map(report: Mapping[str, Any], path: Path) -> None:
     """Draw latency over (keys, batch), with a panel for each query length.
 
-    A red edge marks a cliff between two cells of a panel.  A red corner marks a cliff to this cell from another panel.
+    A red edge marks a cliff between two cells of a panel.  A red corner marks a cell to which a cliff leads from
+    another panel.
     """
     axes, cells = report["axes"], {Cell(c["batch"], c["q_len"], c["keys"]): c["seconds"] for c in report["cells"]}
     batches, lengths, keys = list(axes["batch"]), list(axes["q_len"]), list(axes["keys"])

@@ -185,7 +185,7 @@ def _speed(ranks: Ranks, name: str, batch: Batch, asked: float, peers: Any) -> N
 
 
 def features(ranks: Ranks, peers_of: Callable[[Batch], Any]) -> None:
-    """Measure a rank's own call with each feature and without it.  For sinks, the merge is measured, too."""
+    """Measure a rank's own call with each feature and without it.  For sinks, call and merge are measured together."""
     batch = FEATURES
     x = Inputs(ranks, batch, own_only=True)
     plain = max(ranks.times(x.local))

@@ -83,7 +83,7 @@ def groups(instructions: Sequence[Instruction]) -> list[Group]:
 
 
 def kinds(instructions: Sequence[Instruction]) -> list[tuple[str, Group]]:
-    """Return (opcode such as FFMA, its instructions) of the first group, in falling order of samples."""
+    """Return (opcode such as FFMA, its instructions), most samples first, in the group with the most samples."""
     executed = groups(instructions)[0].executed
     return _grouped([one for one in instructions if one.executed == executed], _kind)
 

@@ -1,8 +1,9 @@
 """The suites `trace-256` and `trace-2048`: real steps, cut from a trace by continuous batching on the host.
 
 Requests have the lengths and the order of the trace.  Arrival times are ignored: all requests wait from the start, so
-the server is saturated, as it is when speed matters.  For each chunk budget the scheduler runs STEPS steps.  Of these,
-SAMPLES evenly spaced steps are measured, each as one call of one layer.  The suite's figure is the sum of these times.
+the server is saturated, as it is when speed matters.  For each chunk budget the scheduler runs STEPS steps, or fewer if
+the trace ends.  Of these, SAMPLES evenly spaced steps are measured, each as one call of one layer.  The suite's figure
+is the sum of these times.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ CEILINGS = {"bytes_per_second": 4.4e12, "operations_per_second": 800e12}  # appr
 
 
 def processes() -> int:
-    """Return the number of processes: one for each core, if GPU memory has room for all; 1 without a GPU."""
+    """Return the number of processes: one for each core, but no more than fit into GPU memory; 1 without a GPU."""
     if not torch.cuda.is_available():
         return 1
     return min(os.cpu_count() or 1, int(torch.cuda.mem_get_info()[0] // ROOM))

@@ -151,7 +151,7 @@ def compiled(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
 
 
 def flashinfer(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
-    """Return FlashInfer's call: norms, then rotary embedding and append; over e4m3 the kernel that fuses these two.
+    """Return FlashInfer's call: norms, then rotary embedding and append, which over e4m3 are one fused kernel.
 
     The fused kernel also quantises queries: it writes half of the bytes for queries.
     """
@@ -187,9 +187,10 @@ def flashinfer(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
 
 
 def sglang(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
-    """Return SGLang's call of two launches: norms, then rotary embedding and write; over e4m3 the write is apart.
+    """Return SGLang's call of two launches: norms, then rotary embedding and write.
 
-    They change queries and keys in place.  Later calls start from what earlier calls have left.
+    Over e4m3, the first launch also rotates, and the second only writes.  The launches change queries and keys in
+    place, so later calls start from what earlier calls have left.
     """
     if case.by_token:
         raise Cannot("no scales by token")

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ALLOWANCE = Path(__file__).with_suffix(".txt")
 LEANING = re.compile(r"(Of|That|Whose|The same|Which|Such|Until)\b")
-WORD = re.compile(r"[a-z]+(?=[,.;]?(\s|$))")  # lower case, and no name of code: fp8, x-packed, `q`, load_tile, q: ...
+WORD = re.compile(r"[a-z]+(?=[,.;]?(\s|$))")  # a lower-case word, but not fp8, x-packed, `q`, load_tile, q: ...
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -37,7 +37,7 @@ def run(
 ) -> list[tuple[int | None, str]]:
     """Run `parts` processes side by side; return (status, output) of each.  Status None: its time was up.
 
-    part: (i, n), the processes divide every n-th case from the i-th on.
+    part: (i, n): the processes divide every n-th case, beginning with case i, among them; the first case is 0.
     """
     first, step = part
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(ROOT)}
@@ -67,7 +67,11 @@ def share(left: float, passes: list[str]) -> float:
 
 
 def read(outputs: list[tuple[int | None, str]]) -> dict[str, Any]:
-    """Return what a tool's outputs say: cases begun and ended, wrong results, errors, reports by first two lines."""
+    """Return what a tool's outputs say.
+
+    The numbers are those of cases begun, cases ended, and errors.  The lists name unfinished cases, wrong results and
+    failed processes.  `reports` has the 40 most frequent reports, counted by their first two lines.
+    """
     numbers: dict[str, Any] = {"begun": 0, "ended": 0, "wrong": [], "errors": 0, "unfinished": [], "failed": []}
     reports: Counter[str] = Counter()
     for status, output in outputs:

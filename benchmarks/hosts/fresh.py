@@ -2,9 +2,9 @@
 
     python -m benchmarks.hosts.transformers_8b --fresh FILE.json
 
-Each way runs in its own process and changes no setting but the attention's name.  The cache of kernels is empty,
-except in the second process of `register()`.  A line is printed for each way.  FILE.json gets seconds, and how many
-prompts have the same first token, and the same tokens, as over the host's own attention.
+Each way of choosing the attention (WAYS) runs in its own process and changes no other setting.  The cache of kernels
+is empty, except in the second process of `register()`.  A line is printed for each way.  FILE.json gets seconds, and
+how many prompts have the same first token, and the same tokens, as over the host's own attention.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-LATER = 3  # calls after the first; the host's own attention has one
+LATER = 3  # calls after the first; over the host's own attention there is one later call
 # How the attention is chosen.  The second process of `register()` finds on disk what the first has compiled.
 WAYS = ("register()", "register(), kernels on disk", "register(model)", "paged|sdpa")
 
@@ -42,7 +42,7 @@ def table(found: dict[str, dict[str, Any]]) -> None:
 
 
 def equal(found: dict[str, dict[str, Any]], way: str) -> list[int]:
-    """Return [prompts whose first token, prompts whose tokens equal those of the host's own attention, all prompts]."""
+    """Return numbers of prompts: [first token as over the host's own attention, all tokens as over it, all prompts]."""
     pairs = [(a, b) for a, b in zip(found[way]["tokens"], found[WAYS[-1]]["tokens"], strict=True)]
     return [sum(a[:1] == b[:1] for a, b in pairs), sum(a == b for a, b in pairs), len(pairs)]
 

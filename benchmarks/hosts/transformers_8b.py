@@ -4,9 +4,10 @@
     python -m benchmarks.hosts.transformers_8b --fresh FILE.json   out of the box, in fresh processes: fresh.py
 
 Random bf16 weights, 64 prompts of a trace's lengths, 64 new tokens each, greedy, all in one process.  Each run prints
-seconds and tokens/s.  Then follow the time by kind of kernel over this library and, where tokens differ, both logits.
-By default the host captures graphs before the first request of a call, and drops them at its end.  Calls with
-warmup=False, and with persistent_manager=True over new prompts, are timed, too.
+seconds and tokens/s.  Then follow the time by kind of kernel over this library and, where tokens of the two attentions
+first differ, the logits of both tokens.  By default each call of generate_batch captures graphs before its first
+request, and drops them at its end.  Calls with warmup=False, and with persistent_manager=True over new prompts, are
+timed, too.
 """
 
 from __future__ import annotations

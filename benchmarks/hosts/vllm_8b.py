@@ -43,7 +43,7 @@ GRAPHS: dict[str, Any] = {"cudagraph_capture_sizes": [1, 2, 4, 8, *range(16, 129
 
 
 def engine(args: argparse.Namespace) -> None:
-    """Load the model, then run each workload named on standard input; answer the loading and each run in JSON lines."""
+    """Load the model, then run each workload named on standard input; write a JSON line after the load and each run."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
                       VLLM_USE_FLASHINFER_SAMPLER="0", TOKENIZERS_PARALLELISM="false", VLLM_PLUGINS="")  # fmt: skip
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")  # one line of the log tells which kernels were prepared

@@ -1,8 +1,8 @@
 """FlashInfer's batch wrappers, planned for the exact lengths outside the timing.
 
 fa2: the decode wrapper with tensor cores if every sequence has one query, else the prefill wrapper.  fa3: Hopper's
-prefill kernel for both.  Latent caches go to the MLA wrapper, with either.  The first case of a shape compiles: half a
-minute for fa2, minutes for fa3.
+prefill kernel, also for decodes.  Latent caches go to the MLA wrapper, with fa2 or fa3 as its backend.  The first case
+of a shape compiles: half a minute for fa2, minutes for fa3.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _pages(case: Case, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _mask(case: Case, bias: Tensor) -> Tensor:
-    """Return [sum of query_len * seq_len] bool: keys that each query sees; of drafts, itself and its ancestors."""
+    """Return bool [sum of query_len * seq_len]: whether a query sees a key.  A draft sees itself and its ancestors."""
     parts = []
     for query_len, seq_len in zip(case.query_lens, case.seq_lens, strict=True):
         visible = torch.ones(query_len, seq_len, dtype=torch.bool, device=bias.device).tril(seq_len - query_len)

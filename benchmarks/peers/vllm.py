@@ -20,7 +20,7 @@ MOST_QUERIES = 8  # the longest query whose keys are split; there is room for a 
 
 
 def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
-    """Return a call of unified_attention; over int4 of the kernel within it, without the rotation of heads."""
+    """Return a call of unified_attention, or, for int4, of its kernel alone, without the rotation of heads."""
     function = _function(case.dtype_of_cache == INT4)
     allow(case, "window", "softcap", "alibi", "sinks", "tree", "wide heads", "fp8", "scales by token")
     if case.layout != "NHD":
@@ -70,7 +70,7 @@ def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
 
 
 def _scales(case: Case, inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the arguments for the scales of an fp8 or int8 cache."""
+    """Return the arguments for the scales of a cache; no scales if the cache has the dtype of the queries."""
     scales = {name: inputs.get(f"{name}_scale") for name in ("k", "v")}
     if case.dtype_of_cache == case.dtype:
         return {"k_descale": None, "v_descale": None}

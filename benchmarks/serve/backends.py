@@ -157,7 +157,7 @@ class FlashAttn3(Backend):
 
 
 class VllmFlashAttn(Backend):
-    """FlashAttention as vLLM builds it: version 3 where the card has it."""
+    """FlashAttention as vLLM builds it: version 3 if the card supports it, else version 2."""
 
     def __init__(self) -> None:
         from vllm.vllm_flash_attn import flash_attn_varlen_func, is_fa_version_supported

@@ -123,7 +123,10 @@ def run(options: argparse.Namespace, device: torch.device, say: Callable[[str], 
 
 
 def chosen(path: Path | None, first: float, seconds: float, rate: float, most: int | None) -> list[Request]:
-    """Return at most `most` requests from `seconds` seconds of the trace, arriving `rate` times as fast as recorded."""
+    """Return at most `most` requests of the trace, arriving `rate` times as fast as recorded.
+
+    The requests are those from second `first` on, for `seconds` seconds of the trace.
+    """
     reached = itertools.dropwhile(lambda r: r.arrival < first, traces.requests(path))
     some = itertools.takewhile(lambda r: r.arrival < first + seconds, reached)
     found = [replace(r, arrival=(r.arrival - first) / rate) for r in itertools.islice(some, most)]
@@ -195,7 +198,7 @@ def _prompts(requests: Sequence[Request], vocab: int) -> list[torch.Tensor]:
 def _agreement(made: list[list[int]], ours: list[list[int]]) -> dict[str, float]:
     """Return the share of first tokens equal to the library's; 16-bit logits may tie.
 
-    Requests without a token from both backends are left out; {} if there are no others.
+    Only requests count for which both backends have made a token; {} if there are none.
     """
     both = [(a[0], b[0]) for a, b in zip(made, ours) if a and b]
     return {"first_tokens_as_ours": sum(a == b for a, b in both) / len(both)} if both else {}

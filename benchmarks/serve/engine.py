@@ -24,7 +24,7 @@ BUFFERS = 3  # host buffers used in turn: the inputs of one step are copied whil
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes of the cache, of the largest step and of the longest sequence."""
+    """Sizes of the cache, of the largest step and of the longest sequence, and the number of requests of a run."""
 
     page_size: int
     pages: int
@@ -48,7 +48,7 @@ class Engine:
         # Zeros, because some backends multiply dead slots by weights of 0, which leaves NaN as it is.
         self.cache = torch.zeros(cache, dtype=model.dtype, device=device)
         self.layers = [(layer[0], layer[1]) for layer in self.cache]
-        # The last row of `history` takes unwanted tokens: of chunks that end inside a prompt, and of padding.
+        # The last row of `history` takes unwanted tokens: those after chunks that end inside a prompt, and of padding.
         self.nobody = limits.requests
         self.history = torch.zeros(self.nobody + 1, limits.longest + 1, dtype=torch.int32, device=device)
         # The host's copy of the page table, with a row for each request, and how many entries of each row are set.
@@ -148,7 +148,10 @@ class Engine:
 
     @torch.no_grad()
     def capture(self) -> None:
-        """Capture a graph for each number of decodes, the largest first, whose memory the others reuse."""
+        """Capture a graph of decodes for each size of GRAPHS below max_seqs, and for max_seqs.
+
+        The largest graph is captured first, so that the others reuse its memory.
+        """
         limits, pool = self.limits, torch.cuda.graph_pool_handle()
         sizes = [n for n in GRAPHS if n < limits.max_seqs] + [limits.max_seqs]
         for seqs in sorted(sizes, reverse=True):

@@ -23,7 +23,7 @@ def title(report: Mapping[str, Any]) -> str:
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """Draw tokens per second as bars, and median and 99th percentile of the times to the first and between tokens."""
+    """Draw new tokens per second, and median and 99th percentile of the times to first tokens and between tokens."""
     engines = report["engines"]
     colours = [OUR_COLOUR if name == OURS else PEER for name in engines]
     figure = Figure(figsize=(11, 4.2), layout="constrained")

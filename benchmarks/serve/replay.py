@@ -109,7 +109,7 @@ def replay(engine: Engine, requests: Sequence[Request], limit: float) -> Record:
 def figures(record: Record) -> dict[str, Any]:
     """Return throughput and latencies.
 
-    A request that arrived before the end and got no token counts with the time from its arrival to the end.
+    A request that arrived before the end and got no token counts as if its first token had come at the end.
     """
     firsts, gaps, waiting = [], [], 0
     for arrival, times in zip(record.arrivals, record.times):

@@ -1,4 +1,4 @@
-"""Suites of cases, as data, except `trace`, which traces.py cuts from a trace.
+"""Suites of cases, as data, except `trace`, `cliffs` and `writes`, which traces.py, cliffs.py and writes.py make.
 
 The files make cases by functions of `batches.py`.  A new case joins the suite of similar cases.
 """

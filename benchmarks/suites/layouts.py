@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.suites.batches import uniform
 
-# Layouts of pages in memory, for memory-bound decodes.  The largest page holds a whole sequence, except in 64x8192.
+# Memory-bound decodes in both layouts.  The largest page of a batch holds a whole sequence, except in 64x8192.
 LAYOUTS = tuple(
     uniform(f"{name} {layout} {page}", *lengths, layout=layout, page_size=page, **sizes)
     for name, lengths, pages, sizes in (

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.suites.batches import ragged, uniform
 from benchmarks.suites.phases import MIXED
 
-# Local layers: a token sees the last 128 or 1024 keys with heads of 128 dims, the last 128 with sinks and 64 dims.
+# Local layers.  With heads of 128 dims a token sees the last 128 or 1024 keys; with heads of 64 dims and sinks, 128.
 SMALL_HEADS: dict[str, Any] = dict(heads=64, head_dim=64, sinks=True)
 WINDOW = tuple(
     replace(case, name=f"{case.name}, window {left + 1}{name}", window_size=(left, -1), **sizes)
@@ -23,7 +23,8 @@ WINDOW = tuple(
         MIXED[0],
     )
 )
-# Layers with masks beyond causality and a window, beside layers without, in which tokens see about as many keys.
+# Layers with masks beyond causality and a window.  Layers without such masks, whose tokens see about as many keys, are
+# there for comparison.
 LLAMA_4: dict[str, Any] = dict(heads=40)
 GEMMA_3: dict[str, Any] = dict(heads=32, kv_heads=16)
 PALIGEMMA: dict[str, Any] = dict(heads=8, kv_heads=1, head_dim=256)
@@ -38,7 +39,7 @@ MASKS = (
     uniform("Llama 4: b1 x 32768", 1, 32768, 32768, **LLAMA_4),
     uniform("Llama 4: b4 x 8192", 4, 8192, 8192, **LLAMA_4),
     uniform("Llama 4: b1 x 32768, chunk 8192", 1, 32768, 32768, **CHUNK),
-    uniform("Llama 4: 2048 at 31744, chunk 8192", 1, 2048, 31744, **CHUNK),  # across a border
+    uniform("Llama 4: 2048 at 31744, chunk 8192", 1, 2048, 31744, **CHUNK),  # all queries in one chunk
     ragged(
         "Llama 4: 1024 at 32768 + 31 at 32000, chunk 8192", (1024,) + (1,) * 31, (32768,) + (32000,) * 31, **CHUNK
     ),

@@ -42,7 +42,7 @@ MODEL_LAYERS = tuple(
     )
 )
 # Layers that need more than head sizes: windows, latents, gates.  Each decodes, prefills, and does both in one batch.
-# Expanded latents do not decode.  "/ 8": one GPU's heads, if eight GPUs share them.
+# Expanded latents only prefill.  "/ 8": one GPU's heads, if eight GPUs share them.
 OF_MODELS: dict[str, dict[str, Any]] = {
     "Gemma 3 27B, local": GEMMA_3 | LOCAL,
     "Gemma 4, global": GEMMA,

@@ -22,7 +22,7 @@ WIDE = (
     uniform("prefill 4096, 192/128, 128 heads", 1, 4096, 4096, **UNABSORBED),
     uniform("prefill 8192, 192/128, 128 heads", 1, 8192, 8192, **UNABSORBED),
 )
-# Latent caches, as DeepSeek-V3's layers read them: 16, 32, 64 and 128 heads are one GPU's of 8, 4, 2 and 1 GPUs.
+# Latent caches as in DeepSeek-V3, with the heads of one GPU: 16, 32, 64 or 128 if 8, 4, 2 or 1 GPUs share the heads.
 LATENT: dict[str, Any] = dict(kv_heads=1, head_dim=576, value_dim=512, page_size=64, latent=True)
 MLA = (
     *(uniform(f"decode b64 x 4096, {n} heads", 64, 1, 4096, heads=n, **LATENT) for n in (16, 32, 64, 128)),

@@ -20,7 +20,7 @@ def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
     if not {"-h", "--help"}.isdisjoint(arguments) and not _in_checkout():
         click.echo(context.get_help())
         return
-    options = of_checkout("benchmarks.options").parse(arguments)  # with --help it exits, before torch is imported
+    options = of_checkout("benchmarks.options").parse(arguments)  # parse exits after --help, before torch is imported
     of_checkout("benchmarks.__main__").run(options)
 
 

@@ -22,7 +22,7 @@ ALIASES |= {f"{prefix}{name}": name for prefix in ("fp8_", "float8_") for name i
 
 
 class Dtype(click.Choice[str]):
-    """One of a few dtypes, also by the names that torch or an engine has for it (ALIASES)."""
+    """A choice of dtypes, which also takes names that torch and engines have for them (ALIASES)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(ALIASES.get(value, value), param, ctx)
@@ -146,7 +146,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def check_heads(heads: int, kv_heads: int) -> None:
-    """Refuse query heads that are no multiple of the KV heads."""
+    """Refuse a number of query heads that is no multiple of the number of KV heads."""
     if heads % kv_heads:
         raise click.UsageError(f"--heads must be a multiple of --kv-heads = {kv_heads}, got {heads}")
 

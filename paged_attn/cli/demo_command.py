@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from paged_attn.serving.demo import ServedStep, Sizes
     from paged_attn.serving.trace import Request
 
-# Defaults: a few requests of a small model on a CPU, hundreds of requests on a GPU.  `cache` is the number of slots in
-# the cache.  All lengths are scaled down to prompts of about `mean` tokens on average; None: unscaled.
+# Defaults: a few requests of a small model on a CPU, hundreds of requests on a GPU.  The cache has `cache` slots, or
+# more if requests need them.  All lengths are scaled down to prompts of about `mean` tokens on average; None: unscaled.
 CPU: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=64, dtype="float32", layers=1, requests=24, budget=64)
 CPU |= dict(max_seqs=16, cache=512, mean=40, step_seconds=0.25, checked=0, bucket=1)
 GPU: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", layers=2, requests=512, budget=4096)
@@ -124,7 +124,10 @@ def _requests(chosen: dict[str, Any], people: Console) -> list[Request]:
 
 
 def _sizes(chosen: dict[str, Any], requests: list[Request]) -> Sizes:
-    """Return the sizes that the options ask for.  Raises UsageError if the scheduler cannot serve the requests."""
+    """Return the sizes that the options ask for.
+
+    Raises UsageError if heads do not fit each other or the layout, or if the scheduler cannot serve the requests.
+    """
     from paged_attn.serving.demo import Sizes
 
     dtype = torch_dtype(chosen["dtype"])
@@ -162,7 +165,7 @@ def _sizes(chosen: dict[str, Any], requests: list[Request]) -> Sizes:
 def _compile(
     requests: Iterable[Request], sizes: Sizes, device: torch.device, processes: int | None, people: Console
 ) -> None:
-    """Compile the kernels of all steps before the first step, in parallel processes."""
+    """Compile the kernels of all steps in parallel processes, unless calls run on the CPU or `processes` is 0."""
     if device.type == "cpu" or processes == 0:
         return
     from paged_attn.serving.demo import prepare

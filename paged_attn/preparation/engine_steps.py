@@ -28,10 +28,10 @@ class Served(NamedTuple):
         """Batches of all steps, or of usual steps only: decodes, and prompts beside decodes or alone.
 
         In an unusual step, the longest query has 2 to PROMPT - 1 tokens, and is not a decode.  It is a short prompt,
-        the rest of a prompt, or the tokens behind a cached prefix.
+        the rest of a prompt, or the tokens after a cached prefix.
         """
         for batch in batches_up_to(self.max_seqs, self.max_tokens, self.max_seqlen, self.bucket, self.decode):
-            # if all steps are decodes, a sequence that alone fills a batch of fewer tokens is a decode, too
+            # with `decodes`, a batch of one sequence and fewer than `decode` tokens is a decode, too
             decode = batch.max_seqlen_q == (min(self.decode, batch.tokens) if self.decodes else self.decode)
             if batch.max_seqlen_q == 1 and batch.ragged != self.ragged:
                 continue
@@ -43,7 +43,10 @@ class Served(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """Layers of one kind; decodes are padded to a few numbers of sequences, others to multiples of `step` tokens."""
+    """Layers of one kind, in a host that pads its batches.
+
+    Decodes are padded to a few numbers of sequences, and other batches to multiples of `step` tokens.
+    """
 
     model: Model
     max_seqs: int
@@ -77,7 +80,7 @@ class Padded(NamedTuple):
         return ModelBatches(self.model, list(self.batches()), self.writes)
 
     def covers(self, other: Padded) -> bool:
-        """Whether all kernels of `other` are among the kernels of these batches."""
+        """Whether all kernels of `other` are certainly among the kernels of these batches."""
         bounds = zip(self[1:4], other[1:4], strict=True)
         alike = (self.model, self.bucket, self.step, self.writes) == (
             other.model, other.bucket, other.step, other.writes
@@ -87,7 +90,10 @@ class Padded(NamedTuple):
 
 
 def plain(**fields: Any) -> Model:
-    """A model of these fields; cache_dtype and out_dtype default to `dtype`."""
+    """A model of these fields; cache_dtype and out_dtype default to `dtype`.
+
+    A value_dim equal to head_dim becomes None, the default, unless the cache is latent.
+    """
     dtype = fields["dtype"]
     if fields.get("value_dim") == fields["head_dim"] and not fields.get("latent"):
         fields["value_dim"] = None

@@ -1,4 +1,4 @@
-"""Manifests on disk: the folders of prepared kernels, because planning takes seconds and reading a file does not."""
+"""Manifests on disk, which list the folders of prepared kernels: a process that finds one need not plan for seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """A name for each kind of layers; equal names mean equal kernels, Triton and sources."""
+        """A name for each kind of layers; equal names mean equal kernels from equal sources by an equal Triton."""
         read(self.device)
         from triton.runtime.cache import triton_key
 
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
 
 def found(asked: Asked) -> int | None:
-    """Number of kernels that were prepared for a request; None if none were, or if one is no longer on disk."""
+    """Number of kernels prepared for a request; None if a name has no manifest, or a kernel is no longer on disk."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         folders = {folder for name in asked.names for folder in json.loads(_file(name).read_text())["kernels"]}
         if all((_cache() / folder).is_dir() for folder in folders):
@@ -64,7 +64,7 @@ def keep(asked: Asked, folders: Iterable[str]) -> None:
 class Held(NamedTuple):
     """A lock file, held by one process at a time.  A child that gets the descriptor holds the file until it ends."""
 
-    held: int | None  # file descriptor; None: the system has no file locks, and no process waits
+    held: int | None  # file descriptor; None: there are no file locks here, and no process waits
 
 
 @contextlib.contextmanager

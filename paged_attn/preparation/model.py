@@ -155,7 +155,7 @@ def distinct(model: Model, batches: Iterable[Lengths], device: Device) -> list[L
 
 
 def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
-    """Keys of the kernels in a batch's plan: equal keys mean equal kernels, within one model and device."""
+    """Return what identifies each kernel in a batch's plan: equal keys mean equal kernels, for one model and device."""
     from ..planning import planner  # needs Triton
 
     made = planner.plan.__wrapped__(problem_of(model, batch, device))

@@ -108,6 +108,6 @@ def _scales(model: Model, call: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _scale(model: Model) -> Any:
-    """A scale for calls without sequences that is not by token."""
+    """The scale of a call without sequences: a float, or a tensor [kv_heads] or [1]."""
     by_head = torch.empty(model.kv_heads)
     return dict(number=1.0, per_head=by_head, per_seq=by_head).get(model.scales, torch.empty(1))

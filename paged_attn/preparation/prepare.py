@@ -105,7 +105,8 @@ def prepare(
         latent: calls pass k_cache[..., :value_dim] as v_cache, and no v_new; calls of write_kv pass no v.
         cache_dtype, out_dtype: dtypes of caches and results.  None: `dtype`.
         kv_layout: "NHD", "HND", or "x" for x-packed caches, whose x dims have 16 bytes.
-        side_by_side: the caches are k_cache = cache[..., :head_dim] and v_cache = cache[..., head_dim:].
+        side_by_side: the caches are k_cache = cache[..., :head_dim] and v_cache = cache[..., head_dim:].  If `scales`
+            are by token, each row of keys or values is followed by its scale.
         page_stride: slots from a page's first slot to the next page's first slot; other layers' slots may lie between
             pages.  0: page_size.
         new: calls pass k_new and v_new.
@@ -126,16 +127,15 @@ def prepare(
         gate: dtype of the gate.  None: no gate.
         score_mod, score_mod_args: as in paged_attention.  The function must belong to a module, because other
             processes import it.  Of tensors in score_mod_args, only dtypes matter.
-        scales: form of the scales of fp8, int8 and int4 tensors.  Inside torch.compile, numbers become tensors.  int4
-            caches have "per_token".
+        scales: form of the scales of fp8, int8 and int4 tensors.  Inside torch.compile, numbers become tensors,
+            and the form is "tensor".  int4 caches have "per_token".
 
             - "number": a number on the host.
             - "tensor": one number for all heads: [], [1], or expanded from one of these.
             - "per_head": [kv_heads], [1, kv_heads], or expanded from one of these.
             - "per_seq": [seqs, kv_heads], contiguous.
             - "per_token", "per_token_float16": float32 or float16, for each slot and KV head of the caches.  They are
-              contiguous or, with side_by_side, lie behind the rows of keys and values.  Queries and results have
-              "tensor".
+              contiguous, or lie beside keys and values (side_by_side).  Queries and results have "tensor".
         integers: dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans, query_positions and a tensor
             as window_size, torch.int32 or torch.int64.
         page_indices: dtype of indices if page_table is (indptr, indices); indptr has the dtype `integers`.  None:
@@ -156,8 +156,8 @@ def prepare(
             example while a container image is built.
         processes: the most processes at work.  None: one for each processor that this process may use.
 
-    Returns: number of kernels, number of kernels compiled now, and seconds.  All are 0 where kernels are interpreted
-        and where plain torch serves the device.
+    Returns: number of kernels, number of kernels compiled now, and seconds.  All are 0 if plain torch serves the
+        device, or if kernels are interpreted and `device` is no Device.
     """
     if others:
         refuse(prepare, others)

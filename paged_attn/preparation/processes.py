@@ -46,7 +46,8 @@ class Compiled(NamedTuple):
 class Pool:
     """Processes that compile for a device.  local: the device is this machine's, so launchers are built, too.
 
-    forked: processes are forks of this process, which must have neither threads nor CUDA.  Otherwise they are spawned.
+    forked: processes are forks of this process, which must not use CUDA, and whose other threads must hold no lock.
+    Otherwise processes are spawned.
     """
 
     def __init__(self, device: Device, local: bool, processes: int, forked: bool = False) -> None:
@@ -202,7 +203,7 @@ class CompileOnly:
 
 
 def target_of(device: Device) -> GPUTarget:
-    """What Triton calls the device's architecture."""
+    """Return Triton's description of the device: backend, architecture and threads of a warp."""
     from triton.backends.compiler import GPUTarget
 
     if device.capability:

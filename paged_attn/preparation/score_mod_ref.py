@@ -30,7 +30,7 @@ class Named(NamedTuple):
 
 
 def named(function: Any, args: Sequence[Any]) -> Named | None:
-    """Reference to a function, None for None; raises ValueError if its module does not have it under its own name."""
+    """Reference to a function, None for None; raises ValueError if the function's module and name do not lead to it."""
     if function is None:
         return None
     written = getattr(function, "fn", function)  # an interpreted function's own __module__ is Triton's

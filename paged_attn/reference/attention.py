@@ -61,20 +61,21 @@ def paged_attention(
 
     `max_seqlen_q`, `max_seqlen_k`, `batch_invariant` and `check` cannot change a result and are ignored.
     Without `out` the result is float64 and not rounded, and `out_scale` divides it without a clamp.  Rows that `only`
-    leaves out are then 0.  With `out` the result is written to `out`, clamped for an fp8 type, and rows that `only`
-    leaves out keep their contents.
-    With a `shard`, caches hold the rank's own keys, one after another.  Places and lengths count whole sequences.
+    leaves out are then 0.  With `out` the result is rounded to the dtype of `out`, for fp8 also clamped, and written
+    there.  Rows that `only` leaves out then keep their contents.
+    With a `shard`, caches hold the rank's own keys, one after another, but lengths and positions are those of whole
+    sequences.
     `score_mod` is a function in torch here.  Its arguments are scores [H, T, N] float64, positions of queries [T, 1]
     and of keys [1, N], heads [H, 1, 1], and score_mod_args.  It returns the new scores.
-    Returns: out [tokens, heads, value_dim], and with `return_lse` also lse [tokens, heads] in float64, which is -inf
-    for padding and for rows left out.
+    Returns: out [tokens, heads, value_dim], and with `return_lse` also lse [tokens, heads] in float64.  lse is -inf for
+    padding, for rows left out, and for rows without a sink that see no key.
     """
     tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1] if k_cache.dim() == 5 or kv_layout == "HND" else k_cache.shape[2]
     value_dim = v_cache.shape[2 if k_cache.dim() == 5 else 3] * (2 if v_cache.dtype == INT4 else 1)
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     left, right = _sides(window_size, q)  # [H or 1, 1, 1]
-    reach = None if (left < 0).any() else int(left.max())  # most keys that a head sees before a query
+    reach = None if (left < 0).any() else int(left.max())  # keys before a query that some head sees; None: all
 
     result = torch.zeros(tokens, num_heads, value_dim, dtype=torch.float64, device=q.device)
     lse = torch.full((tokens, num_heads), -torch.inf, dtype=torch.float64, device=q.device)
@@ -83,7 +84,7 @@ def paged_attention(
     lengths = seq_lens.tolist()
     starts = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     score_scale = scale * per_token(q_scale, starts, num_kv_heads, q)  # [tokens, G]
-    v_scale = k_scale if v_scale is None else v_scale  # values that lie in keys have the scale of keys
+    v_scale = k_scale if v_scale is None else v_scale  # None beside a k_scale: values lie in the keys
     key_scales, value_scales = (
         per_seq(None if by_slot(x) else x, len(lengths), num_kv_heads, q)[..., None] for x in (k_scale, v_scale)
     )
@@ -172,7 +173,7 @@ def paged_attention(
 
 
 def _sides(window_size: tuple[int, int] | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (left, right) of windows, each [H, 1, 1], or [1, 1, 1] for one window of all heads; -1: all keys."""
+    """Return (left, right) of windows, each [H, 1, 1], or [1, 1, 1] for one window of all heads; -1: no limit."""
     windows = torch.as_tensor(window_size, device=like.device).long().view(-1, 2, 1, 1)
     return windows[:, 0], windows[:, 1]
 
@@ -233,8 +234,8 @@ def softmax(scores: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """(weights, logarithm of the denominator) along an axis.
 
     Weights are divided by their sum and not computed from the logarithm, because 1e30 + log(2) is 1e30.  A score of
-    infinity takes all weight, but stands for a sink: all weights are 0, and the logarithm is infinity.  If all scores
-    are minus infinity, all weights are 0, and the logarithm is minus infinity.
+    infinity is a sink that leaves no weight to keys: all weights, its own included, are 0, and the logarithm is
+    infinity.  If all scores are minus infinity, all weights are 0, and the logarithm is minus infinity.
     """
     top = scores.amax(dim, keepdim=True)
     weights = torch.where(scores.isinf(), 0.0, torch.exp(scores - top.masked_fill(top == -torch.inf, 0.0)))

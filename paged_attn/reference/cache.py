@@ -69,7 +69,7 @@ def own_number(pos: Tensor, shard: tuple[int, int, int] | None) -> Tensor:
 def scaled(
     stored: Tensor, scale: Scale, k_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str
 ) -> Tensor:  # fmt: skip
-    """Real numbers of `stored` [N, G, D], which `gather` has read at `pos`.  Only scales by slot are applied."""
+    """Apply scales by slot to `stored` [N, G, D], which `gather` read at `pos`.  Other scales are not applied here."""
     if not isinstance(scale, Tensor) or not by_slot(scale):
         return stored
     rows = scale if kv_layout == "NHD" and k_cache.dim() == 4 else scale.transpose(1, 2)
@@ -117,7 +117,10 @@ def move_pages(
     *,
     page_axis: int = 0,
 ) -> None:
-    """What `paged_attn.move_pages` must leave in the targets.  All pages of a tensor are read before any is written."""
+    """What `paged_attn.move_pages` must leave in the targets.
+
+    All pages of a tensor are read before any is written.  A pair with a negative id is skipped.
+    """
     given, into = ([x] if isinstance(x, Tensor) else x for x in (sources, targets))
     pairs = [(a, b) for a, b in zip(src.tolist(), dst.tolist()) if a >= 0 and b >= 0]
     for source, target in zip(given, into):

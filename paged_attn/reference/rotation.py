@@ -57,7 +57,7 @@ def write_qkv(
 
 
 def _parts(qkv: Tensor | Sequence[Tensor], k_cache: Tensor, kv_layout: str) -> Sequence[Tensor]:
-    """(q, k, v) of a tuple, or of a packed tensor, which has the heads of q, then of k, then of v."""
+    """Return a tuple of tensors unchanged, or split a packed tensor, which has the heads of q, then of k, then of v."""
     if not isinstance(qkv, Tensor):
         return qkv
     packed = k_cache.dim() == 5
@@ -76,7 +76,8 @@ def norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
 def rows_of(cos_sin: Tensor, positions: Tensor | None, sections: Sequence[int] | None) -> Tensor:
     """Cosines and sines of each token, [tokens, 2, rotary_dim / 2].  Positions outside the table take its nearest row.
 
-    Without positions, row t belongs to token t.  With sections, pair i of dims takes the position of its section.
+    Without positions, row t belongs to token t.  With sections, positions are [3, tokens], one row of
+    them for each section, and pair i of dims takes the position of its section.
     """
     table = cos_sin.double().unflatten(1, (2, -1))
     if positions is None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 Scale = float | Tensor | None
 INT4 = torch.uint8  # dtype of int4 caches: a byte has two dims, the earlier one in its lower bits
-# Largest number of each format of a byte or less, at which it saturates.
+# Largest number of each format of at most a byte; larger numbers saturate at it.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0, INT4: 15.0}
 
 
@@ -17,17 +17,17 @@ def per_kv_head(scale: Scale, num_kv_heads: int, like: Tensor) -> Tensor:
 
 
 def per_seq(scale: Scale, seqs: int, num_kv_heads: int, like: Tensor) -> Tensor:
-    """Return a scale as float64 [seqs, kv_heads]: as `per_kv_head` takes it, or [seqs, kv_heads]."""
+    """Return a scale as float64 [seqs, kv_heads].  The scale is as `per_kv_head` takes it, or [seqs, kv_heads]."""
     value = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float64, device=like.device)
     return value.expand(seqs, num_kv_heads)
 
 
 def per_token(q_scale: Scale, starts: list[int], num_kv_heads: int, q: Tensor) -> Tensor:
-    """Return q_scale as float64 [tokens, kv_heads]: as `per_seq` takes it, or with a row for each token.
+    """Return q_scale as float64 [tokens, kv_heads].  q_scale is as `per_seq` takes it, or has a row for each token.
 
-    Rows of tokens are [tokens, 1] or [tokens, kv_heads], and [tokens] for queries that are not fp8.  If there are as
-    many sequences as tokens, each row belongs to a token.  Sequence s has queries starts[s] to starts[s + 1] - 1.
-    Padding gets 1, unless each row belongs to a token.
+    With a row for each token, q_scale is [tokens, 1] or [tokens, kv_heads], or, unless queries are fp8, [tokens].  If
+    there are as many sequences as tokens, each row belongs to a token.  Sequence s has queries starts[s] to
+    starts[s + 1] - 1.  Padding gets 1, unless each row belongs to a token.
     """
     tokens = len(q)
     if isinstance(q_scale, Tensor):
@@ -58,7 +58,7 @@ def quantised(values: Tensor, like: Tensor, dtype: torch.dtype) -> tuple[Tensor,
     most = values.float().abs().amax(-1)
     scales = most / torch.full_like(
         most, LARGEST[dtype]
-    )  # by a Python number, torch on a GPU would multiply by the inverse
+    )  # if this were a Python number, torch on a GPU would multiply by its inverse
     scales = torch.where(scales.isfinite(), scales.clamp(max=torch.finfo(like.dtype).max), torch.nan).to(like.dtype)
     by = scales.float()[..., None]
     return narrow(torch.where(by > 0, values.float() / by, 0.0), dtype), scales
@@ -68,8 +68,9 @@ def quantised_with_zero(values: Tensor) -> tuple[Tensor, Tensor]:
     """(bytes [tokens, kv_heads, dims / 2], scales [tokens, kv_heads] float32) of an int4 cache.
 
     number = (stored - zero point) * scale, with stored numbers and zero points 0 to 15.  The range goes from the least
-    to the largest of 0 and the numbers of a token's head, so that 0 is exact.  The lowest four bits of a scale are the
-    zero point, and count as zeros in the scale.  NaN, infinity and a scale of 0 are as in `quantised`.
+    to the largest of 0 and the numbers of a token's head, so that 0 is exact.  The lowest four bits of a returned scale
+    hold the zero point; the scale itself has zeros in their place.  NaN, infinity and a scale of 0 are as in
+    `quantised`.
     """
     values = values.float()
     least, most = values.amin(-1).clamp(max=0.0), values.amax(-1).clamp(min=0.0)

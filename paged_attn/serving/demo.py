@@ -2,8 +2,8 @@
 
 A step writes random keys and values with `write_kv`, attends with `paged_attention`, and is compared with the
 reference.  The reference reads another cache, filled by the reference's `write_kv`, so a misplaced key shows as well.
-For arrivals of the trace, a step takes `step_seconds`, however long it takes here.  `prepare` compiles the kernels of
-all steps before the first step, and no other kernels.
+By the clock of the trace, whose requests arrive during the run, each step takes `step_seconds`, however long it takes
+here.  `prepare` compiles the kernels of all steps before the first step, and no other kernels.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Sizes:
     seed: int
     bucket: int = 1  # max_seqlen_k is a multiple of it, as in engines, so that most steps repeat a kept call
 
-    checked_tokens = 64  # adjacent tokens of a checked sequence that are compared; all, if `checked` is None
+    checked_tokens = 64  # upper bound of the adjacent tokens compared in a checked sequence; all, if `checked` is None
 
     @property
     def checked_in_a_layer(self) -> int | None:

@@ -4,14 +4,15 @@ There are no tensors here.
 
 The rules, in order, for a step of at most `budget` tokens:
 
-1. Every sequence past its prompt decodes one token, in order of admission.
-2. Prompts that have been started go on in chunks, in order of admission, as far as the budget reaches.
+1. A running sequence decodes if its newest token, a generated one, is the only known token that is not cached.  Decodes
+   take one token each, in order of admission.
+2. Other running sequences prefill their known tokens in chunks, in order of admission, as far as the budget reaches.
 3. Waiting requests are admitted in order of arrival while the budget, `max_seqs` and free pages allow.  A request needs
    free pages for all its known tokens, and takes these pages at once.
 
-So only a decode can lack a page, when its last page is full.  Then the sequence admitted last is preempted: it gives
-its pages back and waits at the head of the queue.  Once admitted again, it prefills its known tokens anew.  The
-sequence admitted first is never preempted, so every request finishes.
+So only a decode can lack a page, namely if its last page is full and no page is free.  Then the sequence admitted last
+is preempted: it gives its pages back and waits at the head of the queue.  Once admitted again, it prefills its known
+tokens anew.  The sequence admitted first is never preempted, so every request finishes.
 """
 
 from __future__ import annotations
@@ -232,7 +233,8 @@ def planned(
 ) -> Iterator[Planned]:
     """Yield every step until all requests are served.
 
-    The clock by which requests arrive advances by `step_seconds` in each step.
+    The clock by which requests arrive advances by `step_seconds` in each step.  If no request runs or waits, the clock
+    jumps to the next arrival.
     """
     scheduler = Scheduler(Pages(pages), page_size, budget, max_seqs)
     arrivals = sorted(requests, key=lambda request: request.arrival)

@@ -89,7 +89,7 @@ def read(path: str | Path) -> Iterator[Request]:
 
 
 def shrink(requests: Iterable[Request], divisor: float) -> Iterator[Request]:
-    """Divide every length by `divisor`, but to no less than 1 token; arrivals stay.
+    """Divide every length by `divisor` and round it to an integer of at least 1; arrivals stay.
 
     Prefix ids are dropped, unless the divisor is 1.
     """
