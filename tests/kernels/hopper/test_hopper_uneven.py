@@ -83,7 +83,11 @@ UNEVEN = {
     "over e4m3, no decodes": (MIXED._replace(only="prefill", **E4M3_CACHE), "3.. 2..2"),
     "over e4m3, no decodes, a token of 8 rows": (MIXED._replace(only="prefill", heads=64, **E4M3_CACHE), "blocks"),
     "over e4m3, small heads": (MIXED._replace(head_dim=64, **E4M3_CACHE), "3.. 0..2"),
-    "over e4m3, mostly long ones": (MIXED._replace(tokens=9000, max_seqlen_q=9000, **E4M3_CACHE), "blocks"),
+    "over e4m3, mostly long ones, over a copy": (
+        MIXED._replace(tokens=9000, max_seqlen_q=9000, **E4M3_CACHE),
+        "3.. 0..2",
+    ),
+    "all of e4m3, mostly long ones": (MIXED._replace(tokens=9000, max_seqlen_q=9000, **ALL_E4M3), "blocks"),
     "all of e4m3": (MIXED._replace(**ALL_E4M3), "3.. 0..2"),
     "all of e4m3, small heads": (MIXED._replace(head_dim=64, **ALL_E4M3), "3.. 0..2"),
 }
