@@ -1,8 +1,9 @@
 """The argument table of paged_attention: a row for each argument, in the order of the signature.
 
 The rows generate the records of a call, the form under which a call is kept, the operators, most checks, and the
-options of the command.  Signatures that people read are written by hand.  tests/arguments/test_arguments.py and
-test_arguments_told.py compare each signature with the rows, and name the arguments that the signature lacks.
+options of the command whose rows have a help text.  Signatures that people read are written by hand.
+tests/arguments/test_arguments.py and test_arguments_told.py compare each signature with the rows, and name the
+arguments that the signature lacks.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Argument(NamedTuple):
     axes: tuple[str, ...] = ()
     dtypes: str = ""  # if `axes` are given: a key of KINDS in checks/argument_rows.py, or "beside scores"
     mods: tuple[str, ...] = ()  # fields of kernels/common/records.Modifiers that carry the argument
-    bounds_left: bool = False  # whether the fields in `mods` decide the first key that a query sees
-    help: str = ""  # help text of the command's option; "": cli/command_options.py defines the option by hand
+    bounds_left: bool = False  # whether the argument can change which key is the first that a query sees
+    help: str = ""  # help text of the command's option; "": the option is defined by hand, or there is none
 
 
 CACHE = ("page_size", "kv_heads", "compute", "cache", "packed", "pairable", "boxable", "rows_per_page", "adjacent")
@@ -248,7 +249,7 @@ REFUSED = (
 # kv_layout is not in this list.
 OF_MODELS = [x for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,) and x.check[:1] not in ((), ("choice",))]
 BY_ROWS = [x for x in ARGUMENTS if x.axes]  # tensors that are checked by their rows
-# Fields of Modifiers that decide the first key that a query sees.
+# Fields of Modifiers that carry the arguments with bounds_left.
 LEFT = tuple(field for x in ARGUMENTS if x.bounds_left for field in x.mods)
 # The argument in which callers pass each PART.
 WITHIN = {"page_starts": "page_table", "causal_seqs": "causal", "head_windows": "window_size"}

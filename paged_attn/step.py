@@ -33,7 +33,7 @@ def pages_needed(lengths: IntOrTensor, page_size: int) -> IntOrTensor:
 
     Raises:
         ValueError: page_size is out of range.
-        TypeError: names the argument, the given and the wanted type, and a remedy.
+        TypeError: names the argument, the given and the wanted type, and a conversion if there is one.
     """
     integer("page_size", page_size, 1, "an int")
     lengths, page_size = unboxed((lengths, page_size))

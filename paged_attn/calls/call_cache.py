@@ -2,11 +2,13 @@
 
 The form of a call is all that decides the call, except facts of its tensors.  Every call computes its form.
 
-A signature holds every fact on which checks, plan, compiled kernels and their arguments depend.  Calls of equal
-signature differ only in the addresses of their tensors.  A call without a signature is checked and planned each time.
+A signature holds every fact on which plan, compiled kernels and their arguments depend.  Checks depend on these facts,
+too, except checks that tensors do not overlap in part.  Calls of equal signature differ only in the addresses of their
+tensors.  A call without a signature is checked and planned each time.
 
 Reading these facts one by one takes longer than a launch, but the layers of a model make calls with equal facts.  So
-the latest call of each form is kept with a guard of torch, which compares all facts but alignment at once.
+the latest call of each form is kept with a guard of torch, which compares all facts except those of addresses at once.
+The facts of addresses are alignment and which tensors begin at the same address.
 """
 
 import contextlib
@@ -32,7 +34,8 @@ Guard: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # innermost transform of torch.func, or None
 
 RAGGED = ("a ragged page table",)
-GIVEN = [name for name in Tensors._fields if name not in (*PLACES, "out")]  # tensors that calls give by keyword
+# Fields of Tensors between cu_seqlens_q and out.
+GIVEN = [name for name in Tensors._fields if name not in (*PLACES, "out")]
 # options whose type is part of the form, because True, 1 and 1.0 are equal, but the checks refuse some types
 NUMBERS = [
     x.name for x in ARGUMENTS if x.kind == OPTION and x.check[:1] not in ((), ("choice",), ("window",), ("shard",))
@@ -96,7 +99,10 @@ def form_of({listed(PLACES)} out, others, options):
 
 
 def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Runs, Addresses] | None:
-    """(launches, addresses) if the latest call of this form had tensors with equal facts; otherwise None."""
+    """(launches, addresses) of the latest call of this form if the guard and the alignment match; otherwise None.
+
+    Neither compares which tensors begin at the same address.  `attend` compares the addresses of k_cache and v_cache.
+    """
     try:
         latest = _latest.get(form)
         if latest is None or not latest.matches(*tensors):
@@ -116,7 +122,8 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
     """Signature of a call of this form with these tensors, or None.
 
     The facts include strides even of contiguous tensors, because sizes do not imply strides where a size is 0 or 1.
-    Inside a transform of torch.func no call has a signature, because wrapped tensors have an address, but no memory.
+    Inside a transform of torch.func no call has a signature: data_ptr of a wrapped tensor returns a number, but the
+    tensor has no memory there.
     """
     try:
         if not {*map(type, tensors)} <= PLAIN or _wants_gradient(tensors) or transforms() is not None:
@@ -137,7 +144,8 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
 def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tuple[Runs, Addresses] | None:
     """(launches, addresses) of a signature, or None if no launches are kept.
 
-    If launches are kept, this call becomes the latest call of its form, so that `again` can find the next call.
+    If launches are kept and `_guard` can compare the tensors, this call becomes the latest call of its form.  `again`
+    then finds these launches for the next call.
     """
     launches = None if of is None else _kept.get(of[0])
     if of is None or launches is None:

@@ -38,7 +38,8 @@ def check_attention_contents(
 ) -> None:
     """Check lengths, page ids, positions, spans, windows by head and scales by token of a call of paged_attention.
 
-    The numbers that belong to empty sequences, or to sequences that `only` leaves out, may be anything.
+    Page ids, positions, spans and scales may be anything in sequences without keys or query tokens, and in sequences
+    that `only` leaves out.
     """
     length = seq_lens.cpu().long()
     query = query_lens(axes.seqs, axes.tokens, cu_seqlens_q)
@@ -53,7 +54,8 @@ def check_attention_contents(
         raise ValueError(f"sequence {i} has {query[i]} query tokens, but max_seqlen_q = {max_seqlen_q}")
     for i in first_true(live & (length > (length if max_seqlen_k is None else max_seqlen_k))):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but max_seqlen_k = {max_seqlen_k}")
-    # Without causal, a sequence may have more queries than keys, as in cross attention, or over a part of a cascade.
+    # Without causal, a sequence may have more queries than keys, as in cross attention, or if the call has only the
+    # shared prefix of a cascade.
     own = torch.ones_like(live) if k_new is not None else _per_seq(causal, live)
     check_own_keys(length, query, asked & own)
 

@@ -9,7 +9,7 @@ import torch
 from ..records.formats import INT4, is_fp8
 from .question import Question
 
-# Field of Model, for an argument whose contents are unknown -> what all counts assume about the contents.
+# Field of Model -> assumption of the counts.  The field says that an argument is given, but not what it contains.
 ASSUMED = {
     "head_windows": "every head has the window of --window",
     "causal_seqs": "--causal or --not-causal holds for every sequence",
