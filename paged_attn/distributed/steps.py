@@ -59,7 +59,7 @@ def to_peers(tensors: Sequence[Any], way: Way, sizes: Sizes, **more: Any) -> Ste
     """Step that exchanges and joins in one launch, between Peers.
 
     tensors: joined results, joined log-sum-exps or None, this rank's results, its log-sum-exps, sinks or None, and
-        Peers._turns: the turn of each program, then a flag that is 1 once a rank did not answer.
+        Peers._turns.  Peers._turns has the turn of each program, then a flag that is 1 once a rank did not answer.
     """
     into, merged, out, lse, sinks, turns = tensors
     exchange = _compiled(sizes, ROOM=way.room, FLAGS=MAX_PROGRAMS, THREADS=MAX_RANKS, **more)

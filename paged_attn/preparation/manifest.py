@@ -1,4 +1,4 @@
-"""Manifests on disk, which list the folders of prepared kernels: a process that finds one need not plan for seconds."""
+"""Manifests on disk, which list the folders of prepared kernels and save later processes seconds of planning."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def keep(asked: Asked, folders: Iterable[str]) -> None:
 class Held(NamedTuple):
     """A lock file, held by one process at a time.  A child that gets the descriptor holds the file until it ends."""
 
-    held: int | None  # file descriptor; None: there are no file locks here, and no process waits
+    held: int | None  # file descriptor; None: no lock file is open, so no process waits
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ def turn(asked: Asked, wait: bool) -> Iterator[Held | None]:
         os.close(held)  # type: ignore[arg-type]
         yield None
         return
-    except (ImportError, OSError):  # a system, or a file system, without locks
+    except (ImportError, OSError):  # no process waits: there are no locks here, or the file cannot be opened
         pass
     try:
         yield Held(held)

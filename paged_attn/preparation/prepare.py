@@ -136,8 +136,8 @@ def prepare(
             - "per_seq": [seqs, kv_heads], contiguous.
             - "per_token", "per_token_float16": float32 or float16, for each slot and KV head of the caches.  They are
               contiguous, or lie beside keys and values (side_by_side).  Queries and results have "tensor".
-        integers: dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans, query_positions and a tensor
-            as window_size, torch.int32 or torch.int64.
+        integers: torch.int32 or torch.int64, the dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans and
+            query_positions.  If window_size is a tensor, `integers` is its dtype, too.
         page_indices: dtype of indices if page_table is (indptr, indices); indptr has the dtype `integers`.  None:
             page_table is a tensor.
         qkv: form of qkv in calls of write_qkv: "packed", one tensor, or "separate", a tuple of three, which may be
@@ -149,7 +149,8 @@ def prepare(
         qk_norm: dtype of q_norm and k_norm; latents have only k_norm.  None: no norms.
         pages: calls also copy, move and gather whole pages of the caches: copy_pages and move_pages of keys and
             values, in any number of layers, and gather_pages with the scales of the cache.  Page ids have the dtype
-            `integers`.  Gathered rows of an fp8 or int8 cache have the dtype of new keys; int4 is not gathered.
+            `integers`.  Rows gathered from an fp8 or int8 cache have `dtype`; if this is fp8, they have
+            `out_dtype`, and if both are fp8, bfloat16.  No gathering from int4 caches is prepared.
         max_seqs, max_tokens: the most sequences and query tokens of a step.
         max_seqlen: the most keys of a sequence.
         device: where calls will run.  None: the current GPU.  A Device describes a GPU that need not be present, for

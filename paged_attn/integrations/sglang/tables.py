@@ -226,7 +226,7 @@ def drafts_of(batch: Any) -> Drafts:
     if told.topk == 1 or count == 1:
         return Drafts(count)
     seen, cells = told.custom_mask, batch.batch_size * count * count
-    if seen is None or len(seen) < cells:  # SGLang captures a graph, or the batch has no sequences
+    if seen is None or len(seen) < cells:  # no mask while SGLang captures a graph; an idle batch's is empty
         seen = torch.ones(cells, dtype=torch.bool, device=batch.seq_lens.device)
     return Drafts(count, seen)
 

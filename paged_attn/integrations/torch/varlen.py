@@ -11,7 +11,7 @@ from ...api import paged_attention
 from ..flash_attn.common_call import dense, told
 from ..flash_attn.varlen import Keys, ragged, same
 
-# Names of arguments: in errors of paged_attention -> in varlen_attn.
+# An argument's name in errors of paged_attention -> its name in varlen_attn.
 NAMES = {
     "q": "query", "k_cache": "key", "v_cache": "value", "k_new": "key", "v_new": "value", "page_table": "block_table",
     "seq_lens": "seqused_k", "cu_seqlens_q": "cu_seq_q", "max_seqlen_q": "max_q", "max_seqlen_k": "max_k",
@@ -54,7 +54,7 @@ def attend(
     keys, seq_lens = _keys(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table, invariant)
     left, right = (-1 if x is None or x < 0 else x for x in (window_size_left, window_size_right))
     nothing_ahead = max_q == 1 or is_causal or right == 0
-    # A causal mask becomes a window, because causal=True of paged_attention refuses more queries than keys.
+    # A causal mask becomes a window, because causal=True of paged_attention needs at least as many keys as queries.
     result = told(
         NAMES,
         paged_attention,

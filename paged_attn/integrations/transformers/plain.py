@@ -147,8 +147,8 @@ def _rows_of_a_sequence(x: Tensor) -> int | None:
 def _pages(x: Tensor, page: int, per_seq: int) -> Tensor:
     """View [B, kv_heads, T, D] as pages [N, kv_heads, page, D]; sequence s begins at page s * per_seq.
 
-    Pages after a sequence's T keys hold other rows, for example of the next head.  A page table has these pages only
-    after the page of the last key, and calls never read entries there.
+    Pages after a sequence's T keys hold other rows, for example of the next head.  A page table lists such pages,
+    if at all, after the page of the sequence's last key, and calls never read those entries.
     """
     seqs, heads, keys, dim = x.shape
     count = (seqs - 1) * per_seq + keys // page
@@ -185,8 +185,8 @@ def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
     """Put `place` entries before each row of the table, so that chunks begin where the host's chunks begin.
 
     The host may have dropped the first keys of a chunk and kept the others.  `place` is the number of these dropped
-    keys, for each of which the table gets an entry.  No query sees them: the host drops only keys at least a chunk
-    before the first query, so none in that query's chunk.
+    keys, for each of which the table gets an entry.  No query sees the dropped keys.  The host drops a key only if
+    the first query is at least a chunk later, so the key lies in an earlier chunk than every query.
     """
     columns = torch.arange(table.shape[1] + chunk - 1, device=table.device) - place[:, None]
     return table.gather(1, columns.clamp_(0, table.shape[1] - 1))
@@ -235,7 +235,7 @@ def mask(
 
     With chunks that may hide keys, [B, 1, 1, 3]: the third number is the first key's offset within its chunk.  Chunks
     count from a sequence's first token, as in the host.  The host does not call this function for 4-D masks, which
-    `attend` refuses.  The CPU reads attention_mask, once for all layers.
+    `attend` refuses.  Each call makes the CPU read attention_mask, and the host calls once for each kind of layers.
     """
     chunk = None if mask_function is None else _chunk(mask_function)
     end = q_offset + q_length - kv_offset  # a static cache has more slots than keys so far

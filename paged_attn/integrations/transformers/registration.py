@@ -97,7 +97,10 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _keep_name(model: type) -> Callable[..., str]:
-    """Wrap the host's check, which replaces unknown names if a model lists its flash kernels: it keeps our names."""
+    """Wrap the host's check of names so that the check keeps our names.
+
+    If a model lists its flash kernels, the host's check replaces unknown names.
+    """
     original = _attribute(model, "_check_and_adjust_attn_implementation")
 
     @functools.wraps(original)
@@ -126,7 +129,8 @@ def _offer_block_tables(initialization: ModuleType) -> tuple[str, Callable[..., 
 def _allow_chunks(masking: ModuleType) -> tuple[str, Callable[..., bool]]:
     """Wrap the host's test for flash implementations so that it is false for our names.
 
-    Only the function that makes masks of chunks calls the test, and it refuses flash implementations.
+    In masking_utils only `create_chunked_causal_mask` calls the test.  With a flash implementation, that function
+    refuses more keys than a chunk has.
     """
     name = "is_flash_attention_requested"
     original = _attribute(masking, name)

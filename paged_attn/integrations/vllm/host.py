@@ -68,7 +68,7 @@ def check(impl: type, builder: type, batch: type) -> tuple[str, ...]:
 
 
 def check_latent(impl: type) -> None:
-    """Raises RuntimeError naming what differs from the known interface in vLLM's frame for latent attention."""
+    """Raises RuntimeError if `forward_mqa` of vLLM's class for latent attention has unknown parameters or lacks any."""
     _parameters(impl.forward_mqa, FORWARD_MQA)  # type: ignore[attr-defined]
 
 
