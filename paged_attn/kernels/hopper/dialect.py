@@ -47,8 +47,8 @@ def _why_unnamed() -> str | None:
 def why_no_gluon() -> str | None:
     """Return why all calls go to the portable kernels, else None.
 
-    Reasons are PAGED_ATTN_HOPPER=0, missing names, and a Triton that is too old, or unknown without a passed trial.
-    PAGED_ATTN_HOPPER=1 accepts every Triton in which the kernels can be imported.
+    Reasons are PAGED_ATTN_HOPPER=0, missing names, a Triton that is too old, and an unknown Triton that has not passed
+    a trial.  PAGED_ATTN_HOPPER=1 accepts every Triton in which the kernels can be imported.
     """
     if triton_trial.ASKED == "0":
         return "PAGED_ATTN_HOPPER is 0"
@@ -85,7 +85,7 @@ def step(launch: Launch, call: Call) -> Step:
 
 
 def multiplies_fp8(launch: Launch) -> bool:
-    """Whether the launch multiplies fp8 operands."""
+    """Whether both products of the launch have fp8 operands; False if only q @ k^T has."""
     return launch.pipe.FP8_PRODUCTS
 
 

@@ -112,7 +112,8 @@ def make_few_rings(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr)
 @gluon.jit
 def scratch_behind(scratch, slots, S: gl.constexpr, P: gl.constexpr):
     """Addresses (states, counters) for blocks, behind the even shares' states and counters (`coverage.need_of`)."""
-    COUNTERS: gl.constexpr = 3 if P.GROUPED > 0 else 1  # for each program: one of a block, two of groups of pieces
+    # Each program has a counter for pieces of a block and, if pieces are joined in groups, two for pieces of groups.
+    COUNTERS: gl.constexpr = 3 if P.GROUPED > 0 else 1
     counters = scratch.counters + COUNTERS_PER_LAUNCH + COUNTERS * gl.num_programs(0)
     return scratch.states + slots * S.LIVE * (S.VALUE_PADDED + 2), counters
 

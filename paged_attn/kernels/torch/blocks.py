@@ -18,8 +18,8 @@ from .visible import Sight, mask_of, runs_of, seen_by_all
 
 TILE = 512  # keys
 SCORES = 1 << 21  # maximum scores of a block and a tile, unless one query of each sequence has more
-# All products of a batch_invariant call have one shape.  A query's position decides its row of a block, and a key's
-# position its column of a tile, wherever the call begins.
+# All products of a batch_invariant call have one shape.  A query's place in its sequence decides its row of a block,
+# and a key's place decides its column of a tile, wherever the call begins.
 INVARIANT_QUERIES, INVARIANT_TILE = 16, 256
 
 
@@ -60,7 +60,7 @@ def tile_of(call: Call) -> int:
 
 
 def blocks_of(call: Call, group: Sequence[Seq]) -> Iterator[Block]:
-    """The blocks of a group's queries."""
+    """The blocks of queries of `group`, whose sequences have equally many queries."""
     count, context = group[0].query_len, group[0].context_len
     if call.options.batch_invariant:
         step = INVARIANT_QUERIES

@@ -91,7 +91,10 @@ def takes(sight: Sight, seq: Seq) -> bool:
 
 
 def attend(call: Call, sight: Sight, scales: Scaled, group: Sequence[Seq]) -> State | None:
-    """(results [B, G, M, T, D], log-sum-exps [B, G, M, T]) of a group; None if large log-sum-exps forbid joining."""
+    """(results [B, G, M, T, D], log-sum-exps [B, G, M, T]) of the sequences of `group`.
+
+    None: pieces must not be joined, because log-sum-exps are too large (FAR).
+    """
     queries = group[0].query_len
     if queries > 1 and len(group) > 1:
         found = [attend(call, sight, scales, [seq]) for seq in group]

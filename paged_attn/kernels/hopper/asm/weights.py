@@ -69,7 +69,7 @@ def exactly_capped(to: str, score: str, factor: str, terms: int) -> str:
 # Limit of a thread's sum of weights.  No weight is larger than the sum, so a sum within the limit has weights that fit
 # float16.
 MAX_SUM_PER_THREAD = 8192.0
-# A row's maximum, base 2, beyond which rounding score * unit to float32 may change the product by more than 2^-10.  The
+# A row's maximum, base 2, beyond which rounding score * unit to float32 may change the product by 2^-10 or more.  The
 # maximum is a rounded product.  So in such a row a mul rounds each product, as the maximum was rounded, before the
 # maximum is subtracted; an fma would not round the product.
 MIN_ROUNDED_MAXIMUM = 2.0**14
@@ -153,7 +153,7 @@ def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int)
             text += f" abs.f32 a, {tops[i]}; setp.gt.or.f32 q{i}, a, {huge}, q{i};"
         text += f" setp.eq.f32 any, {tops[i]}, {nothing}; sub.f32 n{i}, {shifts[i]}, {tops[i]};"
         text += f" @any mov.f32 n{i}, {shifts[i]};"
-        # beside a sink of infinity the difference is infinity - infinity
+        # a sink of infinity can make shift and maximum infinite, and then their difference is NaN
         text += f" setp.eq.f32 any, {shifts[i]}, {tops[i]}; @any mov.f32 n{i}, {literal(0.0)};"
     for k in range(pairs):
         i = k & 1

@@ -1,6 +1,7 @@
 """A consumer: each of its warpgroups computes 64 query rows over the tiles in the rings, one item after another.
 
-With several consumers, products of one run under the softmax of another.  A single consumer may work an item ahead.
+With several consumers, one consumer's products run during another consumer's softmax.  A single consumer may work an
+item ahead.
 """
 
 from ...common.bounds import row_tile, visible_range

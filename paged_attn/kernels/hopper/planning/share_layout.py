@@ -60,8 +60,8 @@ def columns_leave_few_registers(p: Problem, columns: int) -> bool:
 def rows_share_lines(p: Problem, columns: int) -> bool:
     """Whether a KV head's key ends inside a 128-byte line of memory, in a 16-bit cache with query rows as columns.
 
-    In NHD the rest of the line belongs to the next head, whose program soon finds the line in L2.  The layout is not
-    looked at: in HND the rest belongs to the next slot.  False for x-packed caches.
+    In NHD the rest of the line belongs to the next head, whose program soon finds the line in L2.  The result is the
+    same in HND, although there the rest of the line belongs to the next slot.  False for x-packed caches.
     """
     return p.head_dim % 64 > 0 and columns > 0 and p.cache.itemsize == 2 and not p.packed
 
@@ -101,7 +101,7 @@ class ShareLayout(NamedTuple):
 
 
 def layout_of(p: Problem, longest: int, beside: bool) -> ShareLayout:
-    """Return the layout of sequences of up to `longest` tokens: blocks of few rows as columns, or of 64 rows.
+    """Return the layout of sequences of up to `longest` query tokens: blocks of few rows as columns, or of 64 rows.
 
     beside: few rows run beside blocks.
     """
@@ -220,7 +220,8 @@ def _waits_for_wide_states(p: Problem, s: ShareLayout, rows: int) -> int:
 def pieces_joined_at_once(p: Problem, s: ShareLayout, least: int) -> int:
     """Return the largest number of pieces that are joined at once; a block of more pieces is joined in groups.
 
-    0: no block is likely to have more pieces than that, so the kernel never joins in groups.
+    The result is 0 if no block is likely to have more pieces than can be joined at once.  Then the kernel never joins
+    in groups.
     """
     most = int((1 + math.sqrt(1 + ROWS_WORTH_A_COUNT / s.rows)) ** 2)
     # blocks of a single sequence have equally many pieces; one sequence of several may have nearly all keys
