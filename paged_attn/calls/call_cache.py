@@ -2,9 +2,11 @@
 
 The form of a call is all that decides the call, except facts of its tensors.  Every call computes its form.
 
-A signature holds every fact on which plan, compiled kernels and their arguments depend.  Checks depend on these facts,
-too, except checks that tensors do not overlap in part.  Calls of equal signature differ only in the addresses of their
-tensors.  A call without a signature is checked and planned each time.
+A signature holds every fact on which plan, compiled kernels and their arguments depend.  Calls of equal signature
+differ only in the addresses of their tensors.  Checks depend on the facts, too, except checks of overlaps, which depend
+on addresses.  Kept calls that write caches or pages make these checks again at new addresses (`apart`); kept calls of
+paged_attention do not look whether `out` overlaps another tensor.  A call without a signature is checked and planned
+each time.
 
 Reading these facts one by one takes longer than a launch, but the layers of a model make calls with equal facts.  So
 the latest call of each form is kept with a guard of torch, which compares all facts except those of addresses at once.
@@ -19,11 +21,12 @@ import torch
 from torch import Tensor
 
 from ..arguments import ARGUMENTS, OPTION, PLACES, Options, Tensors
+from ..checks.overlap import overlap
 from ..launching.locks import left_free
 from .untraced import from_text, listed, untraced
 from .ways import Runs
 
-LIMIT = 4096  # signatures kept; steps of a server differ in shapes, so the oldest are dropped
+LIMIT = 4096  # signatures kept; steps of a server differ in shapes, so the oldest are dropped; distances kept of each
 # Bytes.  Kernels depend on addresses modulo 16 bytes, or, for x-packed values, modulo 16 elements of up to 4 bytes.
 ALIGNMENT = 64
 PLAIN = {torch.Tensor, torch.nn.Parameter}  # tensors of other classes may have no memory of their own
@@ -116,6 +119,26 @@ def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Runs, Addresses] | 
             return None
         addresses.append(address)
     return latest.launches, addresses
+
+
+def apart(found: tuple[Runs, Addresses], tensors: tuple[Any, ...], i: int, j: int) -> bool:
+    """Whether tensors i and j of a kept call share no memory; False: the checks are to name what is wrong.
+
+    Between calls of equal signature, the answer depends only on the distance of the two addresses.
+    """
+    launches, addresses = found
+    distance = addresses[j] - addresses[i]
+    if distance in launches.apart:
+        return True
+    return not overlap(tensors[i], tensors[j]) and remember(launches, distance)
+
+
+def remember(launches: Runs, addresses: Hashable) -> bool:
+    """Keep addresses, or a distance of addresses, at which tensors are known to share no memory; return True."""
+    if len(launches.apart) >= LIMIT:
+        launches.apart.clear()
+    launches.apart.add(addresses)
+    return True
 
 
 def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:

@@ -27,13 +27,14 @@ class Run:
     `first` makes the call with the tensors of any call of equal signature.
     """
 
-    __slots__ = ("again", "arguments", "function", "in_torch", "kept", "latent", "value_dim")
+    __slots__ = ("again", "apart", "arguments", "function", "in_torch", "kept", "latent", "value_dim")
 
     def __init__(
         self, function: Callable[..., object], given: Sequence[Any], value_dim: int | None = None, latent: bool = False
     ) -> None:
         self.function, self.value_dim, self.latent = function, value_dim, latent
         self.arguments: list[Any] = []
+        self.apart: set[Any] = set()  # for call_cache.apart
         count = 0
         for x in given:
             self.arguments.append(Place(count) if isinstance(x, Tensor) else x)

@@ -86,6 +86,7 @@ class Moves:
         ]
         addresses = [x.data_ptr() for x in (*sources, *(targets or ()))]
         self.known: dict[Any, Tensor] = {}
+        self.apart: set[Any] = set()  # for call_cache.apart
         self.launches: Launches | None = None
         if self.runs and src.numel():
             self.unit = _unit(self.runs, addresses)
@@ -173,6 +174,7 @@ class Rows:
         self.seqs = lengths.shape[0]
         self.ragged = table_starts is not None
         self.launches: Launches | None = None
+        self.apart: set[Any] = set()  # for call_cache.apart
         if door.sizes["tokens"]:
             starts = torch.empty(self.seqs + 1, dtype=torch.int64, device="meta")
             with arguments_for((cache, table, table_starts, starts, out, scale)) as held:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -35,7 +35,8 @@ def move(sources: Any, targets: Any, src: Any, dst: Any, page_axis: Any, check: 
         return runs
 
     form = ("move_pages", len(given), targets is None, type(page_axis), page_axis)  # True equals 1, but is refused
-    _run(form, (*given, *(into or ()), src, dst), check, made)
+    tensors = (*given, *(into or ()), src, dst)
+    _run(form, tensors, check, made, range(len(tensors) - 2))
 
 
 @untraced
@@ -58,7 +59,8 @@ def gather(
         return runs
 
     tensors = tuple([x for x in given if isinstance(x, Tensor)])
-    _run(("gather_pages", kv_layout, page_starts is None, *call_cache.form_of_values((scale,))), tensors, check, made)
+    form = ("gather_pages", kv_layout, page_starts is None, *call_cache.form_of_values((scale,)))
+    _run(form, tensors, check, made, (0, 3 if page_starts is None else 4))
 
 
 def _rare(x: Any) -> bool:
@@ -66,14 +68,23 @@ def _rare(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype not in KNOWN and not x.is_conj()
 
 
-def _run(form: Any, tensors: tuple[Any, ...], check: bool | None, made: Callable[[], Runs]) -> None:
-    """Run the kept call of this form and these tensors.  Without one, or if checks are on, run what `made` returns."""
+def _run(
+    form: Any, tensors: tuple[Any, ...], check: bool | None, made: Callable[[], Runs], apart: Sequence[int]
+) -> None:
+    """Run the kept call of this form and these tensors.  Without one, or if checks are on, run what `made` returns.
+
+    apart: indices of the tensors that must share no memory.  `made` checks this again for addresses that are new.
+    """
     found, of = call_cache.again(form, tensors), None
     if found is None:
         of = call_cache.signature(form, tensors)
         found = call_cache.find(form, tensors, of)
     if found is not None and not (checked.by_default(found[0]) if check is None else check is not False):
         runs, addresses = found
+        places = tuple([addresses[i] for i in apart])
+        if places not in runs.apart:
+            made()
+            call_cache.remember(runs, places)
         if runs.kept is None:
             runs.first(tensors)
         else:

@@ -22,6 +22,7 @@ class Runs(Protocol):
     value_dim: int | None  # dims of results; None: as many as queries have
     kept: Any  # None: `first` makes the next call; otherwise `again` can make it
     again: Any
+    apart: set[Any]  # addresses, or distances of two, at which tensors share no memory (`call_cache.apart`)
 
     def first(self, tensors: tuple[Any, ...]) -> None:
         """Make the call with these tensors."""

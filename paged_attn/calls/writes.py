@@ -45,6 +45,8 @@ def write(
     if found is None:
         of = call_cache.signature(form, tensors)
         found = call_cache.find(form, tensors, of)
+    if found is not None and v is not None and not call_cache.apart(found, tensors, 2, 3):
+        found = None
     if found is not None and not (checked.by_default(found[0]) if check is None else check is not False):
         runs, addresses = found
         if runs.kept is None:
@@ -93,6 +95,9 @@ def fused_write(
     if found is None:
         of = call_cache.signature(form, tensors)
         found = call_cache.find(form, tensors, of)
+    at = sum(x is not None for x in heads)  # index of k_cache
+    if found is not None and v_cache is not None and not call_cache.apart(found, tensors, at, at + 1):
+        found = None
     if found is None or (checked.by_default(found[0]) if check is None else check is not False):
         return _fused_write_new(
             (heads, k_cache, v_cache, slot_mapping, others), options, q_out, in_place, check, part, of

@@ -100,13 +100,14 @@ class Launches:
     """
 
     in_torch = False
-    __slots__ = ("device", "index", "kept", "latent", "own", "steps", "stream", "value_dim")
+    __slots__ = ("apart", "device", "index", "kept", "latent", "own", "steps", "stream", "value_dim")
 
     def __init__(
         self, steps: Sequence[Step], device: torch.device, value_dim: int | None = None, latent: bool = False
     ) -> None:
         self.steps, self.device, self.index = steps, device, device.index
         self.latent = latent  # keys and values of the cache begin at the same address
+        self.apart: set[Any] = set()  # for call_cache.apart
         self.value_dim = value_dim  # dims of results; None: dims of queries
         self.own = scratch.side_by_side(steps[0].own) if steps and steps[0].own else None
         self.kept: list[Kept] | None = None

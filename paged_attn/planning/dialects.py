@@ -76,7 +76,7 @@ class Dialect(Protocol):
         """Sets of heads that have separate blocks, in words: KV heads, pairs of KV heads, or parts of groups."""
 
     def multiplies_fp8(self, launch: Launch) -> bool:
-        """Whether the kernel multiplies fp8 operands."""
+        """Whether both products of the launch have fp8 operands."""
 
     def compiled(self, launch: Launch) -> tuple[Any, ...]:
         """Cache key of a launch's compiled kernel.

@@ -341,3 +341,36 @@ def test_caches_at_odd_offsets_are_left_to_the_portable_kernels() -> None:
 @pytest.fixture(autouse=True)
 def nothing_kept() -> None:
     call_cache.clear()
+
+
+@pytest.mark.parametrize("function", ["write_kv", "write_qkv", "copy_pages", "move_pages", "gather_pages"])
+def test_a_kept_call_refuses_tensors_that_overlap_where_the_calls_before_had_others(function: str, device: str) -> None:
+    """Shapes and strides are those of the calls before; only the distance of two tensors differs."""
+    both = torch.zeros(2, 3, 8, 2, 16, device=device)
+    k, v = torch.randn(2, 3, 2, 16, device=device)
+    slots, pages = torch.arange(3, device=device), torch.tensor([0], device=device)
+    table, lens = torch.zeros(1, 1, dtype=torch.int32, device=device), torch.tensor([3], device=device)
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> None:
+        """x, y: caches [2, 8, 2, 16]."""
+        if function == "write_kv":
+            paged_attn.write_kv(k, v, x, y, slots)
+        elif function == "write_qkv":
+            paged_attn.write_qkv((k.clone(), k, v), x, y, slots)
+        elif function == "copy_pages":
+            paged_attn.copy_pages([x, y], pages, pages + 1)
+        elif function == "move_pages":
+            paged_attn.move_pages([x], [y], pages, pages + 1)
+        else:
+            paged_attn.gather_pages(x, table, lens, out=y.view(-1, 2, 16)[:3])
+
+    for _ in range(3):  # and views of other objects
+        call(both[0, :2], both[1, 1:])
+        call(both[1, :2], both[0, 1:])
+    given = [(both[0, :2], both[0, 1:])]
+    if function != "copy_pages":  # whose caches may be one
+        given.append((both[0, :2], both[0, :2].view(2, 8, 2, 16)))
+    for x, y in given:
+        with pytest.raises(ValueError, match=r"share no memory|must not overlap"):
+            call(x, y)
+    call(both[0, :2], both[1, 1:])

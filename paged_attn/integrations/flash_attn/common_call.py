@@ -36,7 +36,7 @@ def attend(
     causal = causal.bool() if isinstance(causal, Tensor) else bool(causal)
     slopes, nothing_ahead = given.get("alibi_slopes"), max_seqlen_q == 1 or causal is True or window[1] == 0
     if causal is True and not given.get("clip_spans") and given.get("query_positions") is None:
-        # A causal mask becomes a window, because causal=True of paged_attention refuses more queries than keys.
+        # A causal mask becomes a window, because causal=True of paged_attention needs as many keys as queries at least.
         causal, window = False, (window[0], 0)
     out = given.get("out")
     if out is None and q.dtype in FP8:  # FlashAttention-3 gives bfloat16, too
