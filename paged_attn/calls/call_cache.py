@@ -4,9 +4,9 @@ The form of a call is all that decides the call, except facts of its tensors.  E
 
 A signature holds every fact on which plan, compiled kernels and their arguments depend.  Calls of equal signature
 differ only in the addresses of their tensors.  Checks depend on the facts, too, except checks of overlaps, which depend
-on addresses.  Kept calls that write caches or pages make these checks again at new addresses (`apart`); kept calls of
-paged_attention do not look whether `out` overlaps another tensor.  A call without a signature is checked and planned
-each time.
+on addresses.  Of these, kept calls check again at new addresses (`apart`) whether both caches of a write, the caches of
+a copy, or a gathered cache and `out` share memory.  They look for no other overlap.  A call without a signature is
+checked and planned each time.
 
 Reading these facts one by one takes longer than a launch, but the layers of a model make calls with equal facts.  So
 the latest call of each form is kept with a guard of torch, which compares all facts except those of addresses at once.

@@ -123,7 +123,16 @@ def _call(held: list[Any], options: Options, head_dim: int) -> Call:
         page_table=x.page_table,
         page_starts=layout.page_starts(x.page_table, x.page_starts),
         mods=mods,
-        scales=scales(scale, x.q_scale, x.k_scale, v_scale, x.out_scale, x.gate, scales_tokens(x.q_scale, x.q)),
+        scales=scales(
+            scale,
+            x.q_scale,
+            x.k_scale,
+            v_scale,
+            x.out_scale,
+            x.gate,
+            scales_tokens(x.q_scale, x.q),
+            x.seq_lens.shape[0],
+        ),
     )
 
 
@@ -155,7 +164,7 @@ def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device:
         new, cache = new._replace(key=None), cache._replace(key=_unwritten(cache.key))
     args = (
         new.key, new.value, cache, slot_mapping,
-        scales(1.0, key=k_scale, value=v_scale, by_seq=False),
+        scales(1.0, key=k_scale, value=v_scale),
         axes.page_size, axes.kv_heads, axes.head_dim, dim, axes.value_dim, value_padded, block_heads, device.dependent,
     )  # fmt: skip
     return Step(write_kv_kernel, grid, args, {"launch_pdl": True} if device.dependent else {})
@@ -190,7 +199,7 @@ def _qkv_step(x: Projections, options: Rotation, axes: Axes, device: Device, par
     args = (
         *new, q_out, cache, x.slot_mapping, _rotary(x),
         q_norm, None if x.latent else k_norm, k_norm if x.latent else None,
-        scales(1.0, x.q_scale, x.k_scale, x.k_scale if x.latent else x.v_scale, by_seq=False),
+        scales(1.0, x.q_scale, x.k_scale, x.k_scale if x.latent else x.v_scale),
         axes.page_size, *shapes, _pairs(x, options), device.dependent,
     )  # fmt: skip
     programs = cdiv(queries.HEADS, queries.BLOCK) + cdiv(keys.HEADS, keys.BLOCK)

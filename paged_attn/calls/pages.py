@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -35,8 +35,16 @@ def move(sources: Any, targets: Any, src: Any, dst: Any, page_axis: Any, check: 
         return runs
 
     form = ("move_pages", len(given), targets is None, type(page_axis), page_axis)  # True equals 1, but is refused
-    tensors = (*given, *(into or ()), src, dst)
-    _run(form, tensors, check, made, range(len(tensors) - 2))
+
+    def apart(found: tuple[Runs, call_cache.Addresses]) -> bool:
+        """Make the checks again at new addresses of caches."""
+        runs, addresses = found
+        places = tuple(addresses[:-2])
+        if places not in runs.apart:
+            made()
+        return call_cache.remember(runs, places)
+
+    _run(form, (*given, *(into or ()), src, dst), check, made, apart)
 
 
 @untraced
@@ -60,7 +68,8 @@ def gather(
 
     tensors = tuple([x for x in given if isinstance(x, Tensor)])
     form = ("gather_pages", kv_layout, page_starts is None, *call_cache.form_of_values((scale,)))
-    _run(form, tensors, check, made, (0, 3 if page_starts is None else 4))
+    place = 3 if page_starts is None else 4  # of out
+    _run(form, tensors, check, made, lambda found: call_cache.apart(found, tensors, 0, place))
 
 
 def _rare(x: Any) -> bool:
@@ -69,22 +78,20 @@ def _rare(x: Any) -> bool:
 
 
 def _run(
-    form: Any, tensors: tuple[Any, ...], check: bool | None, made: Callable[[], Runs], apart: Sequence[int]
-) -> None:
+    form: Any, tensors: tuple[Any, ...], check: bool | None, made: Callable[[], Runs],
+    apart: Callable[[tuple[Runs, call_cache.Addresses]], bool],
+) -> None:  # fmt: skip
     """Run the kept call of this form and these tensors.  Without one, or if checks are on, run what `made` returns.
 
-    apart: indices of the tensors that must share no memory.  `made` checks this again for addresses that are new.
+    apart: whether the tensors of a kept call share no memory; if they do, `made` raises.
     """
     found, of = call_cache.again(form, tensors), None
     if found is None:
         of = call_cache.signature(form, tensors)
         found = call_cache.find(form, tensors, of)
-    if found is not None and not (checked.by_default(found[0]) if check is None else check is not False):
+    unchecked = found is not None and not (checked.by_default(found[0]) if check is None else check is not False)
+    if found is not None and unchecked and apart(found):
         runs, addresses = found
-        places = tuple([addresses[i] for i in apart])
-        if places not in runs.apart:
-            made()
-            call_cache.remember(runs, places)
         if runs.kept is None:
             runs.first(tensors)
         else:

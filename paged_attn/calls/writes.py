@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..checks import argument_rows as checks
 from ..checks.options import unboxed
+from ..checks.overlap import same_elements
 from ..checks.projections import (
     Projections,
     Rotation,
@@ -45,8 +46,9 @@ def write(
     if found is None:
         of = call_cache.signature(form, tensors)
         found = call_cache.find(form, tensors, of)
-    if found is not None and v is not None and not call_cache.apart(found, tensors, 2, 3):
-        found = None
+    if found is not None and v is not None and not call_cache.apart(found, tensors, 2, 3):  # noqa: SIM102 (rare)
+        if not (same_elements(k, v) and same_elements(k_cache, v_cache)):
+            found = None
     if found is not None and not (checked.by_default(found[0]) if check is None else check is not False):
         runs, addresses = found
         if runs.kept is None:

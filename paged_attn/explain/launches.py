@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from ..kernels.shared_steps import COPY_WARPS, tiles_of_copies
 from ..launching.scratch import Need
 from ..planning.dialects import DIALECTS, Dialect, chosen, dialect
@@ -29,7 +27,7 @@ def explained(question: Question) -> Iterator[tuple[str, str]]:
     yield "kernels", _dialect(problem, launches)
     yield "regime", ": ".join(chosen(problem).regime(problem))
     if made.copies is not None:
-        yield "copies", _copies(made.copies, question.problem.cache)
+        yield "copies", _copies(made.copies, question.problem)
     states = 0
     for number, launch in enumerate(launches, 1):
         yield f"launch {number}" if len(launches) > 1 else "launch", _launch(launch)
@@ -95,12 +93,12 @@ def _why_not(missed: Dialect, problem: Problem) -> str:
     return f"not {missed.TITLE}, which do not take {' nor '.join(missed.uncovered(problem))}"
 
 
-def _copies(copies: Copies, cache: torch.dtype) -> str:
+def _copies(copies: Copies, problem: Problem) -> str:
     """The launch that copies keys and values into whole pages, before all other launches."""
     keys = f"up to {copies.pages * PAGE} keys of each sequence"
-    if copies.shortest > 2:
+    if copies.shortest > (1 if problem.only is None else 2):
         keys += f" of {copies.shortest} queries or more"
-    numbers = f", numbers of {str(copies.dtype).removeprefix('torch.')}" if copies.dtype != cache else ""
+    numbers = f", numbers of {str(copies.dtype).removeprefix('torch.')}" if copies.dtype != problem.cache else ""
     return (
         f"copy_pages_kernel, {tiles_of_copies(copies).programs} programs of {COPY_WARPS} warps: {keys} from pages of "
         f"{copies.from_page} into pages of {PAGE} of the call's own, {bytes_of(copies.bytes)}{numbers}"

@@ -133,7 +133,7 @@ def prepare(
             - "number": a number on the host.
             - "tensor": one number for all heads: [], [1], or expanded from one of these.
             - "per_head": [kv_heads], [1, kv_heads], or expanded from one of these.
-            - "per_seq": [seqs, kv_heads], contiguous.
+            - "per_seq": [seqs, kv_heads], contiguous; in calls of one sequence, any [1, kv_heads].
             - "per_token", "per_token_float16": float32 or float16, for each slot and KV head of the caches.  They are
               contiguous, or lie beside keys and values (side_by_side).  Queries and results have "tensor".
         integers: torch.int32 or torch.int64, the dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans and

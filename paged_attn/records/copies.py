@@ -84,4 +84,5 @@ def over(p: Problem, copies: Copies) -> Problem:
         compute=p.compute if copies.dtype == p.cache else copies.dtype,
         pairable=p.pairable and copies.dtype == p.cache,
         slot_scales=False,
+        copied=True,
     )

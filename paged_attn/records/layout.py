@@ -267,13 +267,13 @@ def scales(
     out: Any = None,
     gate: Any = None,
     by_token: bool = False,
-    by_seq: bool = True,
+    seqs: int | None = None,
 ) -> Scales:
     """Scales as kernels take them.  An absent scale is 1.
 
-    A tensor of two axes has a row for each sequence, or one row for all.  With by_seq = False, each tensor has one row.
-    With by_token = True, `query` has a row for each token.  A scale by slot is part of its cache's record (`cache`),
-    and 1 here.
+    A tensor of two axes has a row for each of `seqs` sequences, or one row for all.  seqs None: one row for all.
+    If by_token is True, `query` has a row for each token.  A scale by slot is part of its cache's record (`cache`), and
+    1 here.
     """
     of_tokens: tuple[Any, Any, Any] = (None, None, None)
     if by_token:
@@ -283,17 +283,20 @@ def scales(
     numbers = [float(x) if isinstance(x, (int, float)) else 1.0 for x in given]
     tensors = [None if isinstance(x, (int, float)) else x for x in given]
     strides = [None if x is None else 0 if x.ndim == 0 or x.shape[-1] == 1 else x.stride(-1) for x in tensors]
-    of_seqs = [_stride_of_seqs(x) if by_seq and x is not None else None for x in tensors[:3]]
+    of_seqs = [None if x is None or seqs is None else _stride_of_seqs(x, seqs) for x in tensors[:3]]
     of_gate: tuple[Any, Any, Any] = (None, None, None) if gate is None else (gate, *gate.stride()[:2])
     values = (softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens, *of_seqs)
     return Scales(**dict(zip(Scales._fields, values)))  # `launch_arguments` sets the last fields, for Hopper kernels
 
 
-def _stride_of_seqs(scale: Any) -> int | None:
-    """Stride of a scale's axis of sequences; None if this axis is missing or expanded.
+def _stride_of_seqs(scale: Any, seqs: int) -> int | None:
+    """Stride from a sequence's scale to the next sequence's; None if all sequences have one scale.
 
-    A single row gets the stride 0, not None: with a stride, kernels read no scale for a sequence without keys.
+    If a single sequence has the only row, this is the stride of contiguous rows.  Kernels read no row of a sequence
+    without keys then, and need not be compiled for one sequence and for several.
     """
     if scale.ndim < 2 or (scale.shape[0] > 1 and scale.stride(0) == 0):
         return None
-    return int(scale.stride(0)) if scale.shape[0] > 1 else 0
+    if scale.shape[0] > 1:
+        return int(scale.stride(0))
+    return int(scale.shape[1]) if seqs == 1 else None

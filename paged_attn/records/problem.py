@@ -73,6 +73,7 @@ class Problem(NamedTuple):
     latent: bool = False  # values are the first dims of keys, in the same memory
     stripes: Stripes | None = None  # None: no shard
     head_windows: bool = False  # each head has a window, whose width only the device knows
+    copied: bool = False  # the cache has copies of the call's keys, in whole pages
 
     @property
     def value_width(self) -> int:

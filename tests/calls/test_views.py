@@ -13,7 +13,7 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn import reference
-from paged_attn.calls import call_cache
+from paged_attn.calls import call_cache, writes
 from paged_attn.checks import overlap
 from paged_attn.launching.template import arguments_for
 from paged_attn.records import layout
@@ -354,15 +354,15 @@ def test_a_kept_call_refuses_tensors_that_overlap_where_the_calls_before_had_oth
     def call(x: torch.Tensor, y: torch.Tensor) -> None:
         """x, y: caches [2, 8, 2, 16]."""
         if function == "write_kv":
-            paged_attn.write_kv(k, v, x, y, slots)
+            paged_attn.write_kv(k, v, x, y, slots, check=False)
         elif function == "write_qkv":
-            paged_attn.write_qkv((k.clone(), k, v), x, y, slots)
+            paged_attn.write_qkv((k.clone(), k, v), x, y, slots, check=False)
         elif function == "copy_pages":
-            paged_attn.copy_pages([x, y], pages, pages + 1)
+            paged_attn.copy_pages([x, y], pages, pages + 1, check=False)
         elif function == "move_pages":
-            paged_attn.move_pages([x], [y], pages, pages + 1)
+            paged_attn.move_pages([x], [y], pages, pages + 1, check=False)
         else:
-            paged_attn.gather_pages(x, table, lens, out=y.view(-1, 2, 16)[:3])
+            paged_attn.gather_pages(x, table, lens, out=y.view(-1, 2, 16)[:3], check=False)
 
     for _ in range(3):  # and views of other objects
         call(both[0, :2], both[1, 1:])
@@ -374,3 +374,15 @@ def test_a_kept_call_refuses_tensors_that_overlap_where_the_calls_before_had_oth
         with pytest.raises(ValueError, match=r"share no memory|must not overlap"):
             call(x, y)
     call(both[0, :2], both[1, 1:])
+
+
+def test_a_kept_call_may_write_the_same_keys_twice(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cache for keys and values, and values that are the keys: both writes store the same bytes."""
+    k, cache = torch.randn(3, 2, 16, device=device), torch.zeros(2, 8, 2, 16, device=device)
+    slots = torch.arange(3, device=device)
+    for _ in range(3):
+        paged_attn.write_kv(k, k.view_as(k), cache, cache.view_as(cache), slots, check=False)
+    monkeypatch.setattr(writes.checks, "check_write", None)  # a kept call is not checked
+    paged_attn.write_kv(k, k.view_as(k), cache, cache.view_as(cache), slots, check=False)
+    with pytest.raises(TypeError, match="not callable"):
+        paged_attn.write_kv(k, k.clone(), cache, cache.view_as(cache), slots, check=False)

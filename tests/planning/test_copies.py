@@ -13,7 +13,7 @@ from paged_attn.planning.planner import in_whole_pages
 from paged_attn.preparation.model import Lengths, Model, problem_of
 from tests.planning.problems import H200
 from tests.preparation.models import LLAMA
-from tests.support.cases import E4M3
+from tests.support.cases import E4M3, INT4, INT8
 
 SMALL: dict[str, Any] = LLAMA | dict(page_size=4)
 
@@ -120,3 +120,32 @@ def test_sequences_that_only_leaves_out_are_not_copied() -> None:
     assert planned(lengths).copies.shortest == 1
     assert planned(lengths, only="prefill").copies.shortest == 2
     assert planned(lengths, only="decode").copies is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(cache_dtype=E4M3, scales="number"), dict(cache_dtype=E4M3, scales="per_token"),
+        dict(cache_dtype=INT8, scales="per_head"), dict(cache_dtype=INT4, scales="per_token"),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("only", [None, "prefill"])
+def test_uneven_prefills_over_small_pages_of_bytes_are_copied_whole_in_16_bits(
+    changes: dict[str, Any], only: str | None
+) -> None:
+    made = planned(Lengths(True, 16, 32768, 4096, 4096), only=only, **changes)
+    assert made.copies is not None
+    assert (made.copies.dtype, made.copies.shortest) == (torch.bfloat16, 1 if only is None else 2)
+    assert all(x.dialect == "hopper" and x.copied for x in made.launches)
+    assert planned(Lengths(True, 64, 2111, 2048, 4096), only=only, **changes).copies is None, "decodes are not worth it"
+
+
+def test_copies_too_large_in_16_bits_keep_their_8_bits() -> None:
+    made = planned(Lengths(True, 64, 100000, 8192, 8192), cache_dtype=E4M3, scales="number")
+    assert made.copies is not None
+    assert made.copies.dtype == E4M3
+    assert all(x.dialect == "hopper" and x.copied and x.pipe.CONVERT for x in made.launches)
+    blocks = planned(Lengths(True, 64, 100000, 8192, 8192), cache_dtype=E4M3, scales="number", page_size=16)
+    assert blocks.copies is None
+    assert all(x.dialect == "hopper" and not x.copied for x in blocks.launches)

@@ -116,13 +116,14 @@ def copies_in_16_bits(p: Problem) -> Copies | None:
     Decodes and drafts of a few tokens read the cache as it is.  None: there is no copy.  Without a copy, long queries
     over one scale read the cache as it is, too, and the portable kernels serve long queries over scales by token.
     """
-    if p.cache.itemsize != 1 or p.query.itemsize != 2 or p.head_windows or scaled_rows_are_columns(p):
+    if p.copied or p.cache.itemsize != 1 or p.query.itemsize != 2 or p.head_windows or scaled_rows_are_columns(p):
         return None
     if is_decode(p) or not scaled_rows_are_columns(p._replace(only="decode")) or not _is_worth_16_bits(p):
         return None
     found = copies_of(p)._replace(dtype=p.query)
-    if is_even(p):
-        return found if found.bytes <= MAX_BYTES_OF_COPIES else None
+    if is_even(p) or not in_boxes(p):  # no launch reads pages of other than a multiple of 8 tokens
+        worth = is_even(p) or _is_worth_a_copy(p)
+        return found if worth and found.bytes <= MAX_BYTES_OF_COPIES else None
     for shortest in (tokens_of_columns(p) + 1, MIN_TOKENS_OF_A_COPY):
         within = found._replace(shortest=shortest, most=max(1, min(p.seqs, p.tokens // shortest)))
         if within.bytes <= MAX_BYTES_OF_COPIES:
