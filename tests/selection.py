@@ -168,6 +168,9 @@ SLOW_SIMULATED = (
     "test_even_shares_of_a_line_give_the_results_of_the_reference[chunks, window, not causal]",
 )
 SIMULATED = ("[prompt, softcap, float16]",)  # always simulated: no other case has this format
+# Files with so many quick cases that `make thorough` simulates half of them, by lot.  `make simulate ARGS="-m hopper"`
+# and a Hopper GPU run all.
+HALVED = ("test_hopper.py",)
 
 
 def leave_to_thorough(items: list[pytest.Item]) -> None:
@@ -180,6 +183,8 @@ def leave_to_thorough(items: list[pytest.Item]) -> None:
             others = met[test] % one_in and not item.nodeid.endswith(SIMULATED)
             if others or item.nodeid.endswith(SLOW_SIMULATED):
                 item.add_marker(pytest.mark.thorough)
+                if item.path.name in HALVED and lot(item) % 2:
+                    item.own_markers = [x for x in item.own_markers if x.name != "quick"]
             met[test] += 1
 
 

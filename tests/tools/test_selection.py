@@ -24,6 +24,14 @@ class Item:
     def add_marker(self, mark: Any) -> None:
         self.marks.append(mark.name)
 
+    @property
+    def own_markers(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in self.marks]
+
+    @own_markers.setter
+    def own_markers(self, marks: list[Any]) -> None:
+        self.marks = [mark.name for mark in marks]
+
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_every_worker_begins_with_its_part_of_the_long_tests(workers: int) -> None:
@@ -167,7 +175,7 @@ def test_most_quick_cases_are_thorough_where_they_are_simulated_but_the_first_of
             item.path = Path(item.nodeid.partition("::")[0])
         return found
 
-    names = [("test_hopper.py", "a"), ("test_hopper_any.py", "b"), ("test_simulator.py", "c")]
+    names = [("test_hopper_masks.py", "a"), ("test_hopper_any.py", "b"), ("test_simulator.py", "c")]
     found = items()
     selection.leave_to_thorough(found)
     left = [x.nodeid.partition("::")[2] for x in found if "thorough" in x.marks]
@@ -176,6 +184,13 @@ def test_most_quick_cases_are_thorough_where_they_are_simulated_but_the_first_of
         *(f"a[{case}]" for case in range(1, 61) if case % 10 != 1),
         *(f"b[{case}]" for case in range(1, 61) if case % 6 != 1),
     ]
+    assert all("quick" in x.marks for x in found if "thorough" in x.marks)
+    names = [("test_hopper.py", "a")]
+    found = items()
+    selection.leave_to_thorough(found)
+    quick = [x for x in found if {"quick", "thorough"} <= {*x.marks}]
+    assert 20 < len(quick) < 34, "half of 54"
+    assert len([x for x in found if "quick" in x.marks and "thorough" not in x.marks]) == 6
 
 
 def test_every_file_with_quick_cases_says_that_it_is_simulated() -> None:
