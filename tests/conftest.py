@@ -20,7 +20,7 @@ from tests.support.torch_ways import IN_TORCH
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # for kernels of tests: the package decides for its own
 
-# Ranks that are streams of one device wait for each other; of the default 8 connections two streams might share one.
+# Ranks that are streams of one device wait for each other.  Of the default 8 connections two streams might share one.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # unchecked, the default on GPUs; tests of the checked call ask for it

@@ -169,7 +169,7 @@ SLOW_SIMULATED = (
 )
 SIMULATED = ("[prompt, softcap, float16]",)  # always simulated: no other case has this format
 # Files with so many quick cases that `make thorough` simulates half of them, by lot.  `make simulate ARGS="-m hopper"`
-# and a Hopper GPU run all.
+# simulates all.
 HALVED = ("test_hopper.py",)
 
 

@@ -26,7 +26,9 @@ from ..launching.locks import left_free
 from .untraced import from_text, listed, untraced
 from .ways import Runs
 
-LIMIT = 4096  # signatures kept; steps of a server differ in shapes, so the oldest are dropped; distances kept of each
+LIMIT = (
+    4096  # signatures kept; steps of a server differ in shapes, so the oldest are dropped; also addresses in `apart`
+)
 # Bytes.  Kernels depend on addresses modulo 16 bytes, or, for x-packed values, modulo 16 elements of up to 4 bytes.
 ALIGNMENT = 64
 PLAIN = {torch.Tensor, torch.nn.Parameter}  # tensors of other classes may have no memory of their own

@@ -112,6 +112,7 @@ def _call(held: list[Any], options: Options, head_dim: int) -> Call:
         shard_rank=None if options.shard is None else 16 * options.shard[0] + 2,
     )
     mods = Modifiers(**as_given | changed)
+    by_token = scales_tokens(x.q_scale, x.q)
     return Call(
         out=layout.rows(x.out),
         lse=lse,
@@ -123,16 +124,7 @@ def _call(held: list[Any], options: Options, head_dim: int) -> Call:
         page_table=x.page_table,
         page_starts=layout.page_starts(x.page_table, x.page_starts),
         mods=mods,
-        scales=scales(
-            scale,
-            x.q_scale,
-            x.k_scale,
-            v_scale,
-            x.out_scale,
-            x.gate,
-            scales_tokens(x.q_scale, x.q),
-            x.seq_lens.shape[0],
-        ),
+        scales=scales(scale, x.q_scale, x.k_scale, v_scale, x.out_scale, x.gate, by_token, seqs=x.seq_lens.shape[0]),
     )
 
 

@@ -37,7 +37,7 @@ def move(sources: Any, targets: Any, src: Any, dst: Any, page_axis: Any, check: 
     form = ("move_pages", len(given), targets is None, type(page_axis), page_axis)  # True equals 1, but is refused
 
     def apart(found: tuple[Runs, call_cache.Addresses]) -> bool:
-        """Make the checks again at new addresses of caches."""
+        """Make the checks again at new addresses of caches, and return True if they raise nothing."""
         runs, addresses = found
         places = tuple(addresses[:-2])
         if places not in runs.apart:
@@ -83,14 +83,15 @@ def _run(
 ) -> None:  # fmt: skip
     """Run the kept call of this form and these tensors.  Without one, or if checks are on, run what `made` returns.
 
-    apart: whether the tensors of a kept call share no memory; if they do, `made` raises.
+    apart: whether the tensors of a kept call share no memory; False: `made` raises.
     """
     found, of = call_cache.again(form, tensors), None
     if found is None:
         of = call_cache.signature(form, tensors)
         found = call_cache.find(form, tensors, of)
-    unchecked = found is not None and not (checked.by_default(found[0]) if check is None else check is not False)
-    if found is not None and unchecked and apart(found):
+    if found is not None and (checked.by_default(found[0]) if check is None else check is not False):
+        found = None
+    if found is not None and apart(found):
         runs, addresses = found
         if runs.kept is None:
             runs.first(tensors)

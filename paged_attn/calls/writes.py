@@ -46,9 +46,8 @@ def write(
     if found is None:
         of = call_cache.signature(form, tensors)
         found = call_cache.find(form, tensors, of)
-    if found is not None and v is not None and not call_cache.apart(found, tensors, 2, 3):  # noqa: SIM102 (rare)
-        if not (same_elements(k, v) and same_elements(k_cache, v_cache)):
-            found = None
+    if found is not None and v is not None and not call_cache.apart(found, tensors, 2, 3):
+        found = found if same_elements(k, v) and same_elements(k_cache, v_cache) else None
     if found is not None and not (checked.by_default(found[0]) if check is None else check is not False):
         runs, addresses = found
         if runs.kept is None:

@@ -93,7 +93,7 @@ class Room(NamedTuple):
 
 
 class Own(NamedTuple):
-    """Offsets, in one allocation, of the tensors that launches of one call hand to each other."""
+    """Offsets, in one allocation, of tensors with which launches of a call hand results to later launches."""
 
     likes: tuple[Tensor, ...]  # meta tensors
     begins: tuple[int, ...]  # offset of each tensor, bytes

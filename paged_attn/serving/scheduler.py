@@ -1,4 +1,4 @@
-"""Continuous batching: decide which tokens of which sequences make up the next step, and which pages they take.
+"""Continuous batching: choose the tokens of the next step, and pages for these tokens.
 
 There are no tensors here.
 

@@ -51,7 +51,7 @@ class Merge(NamedTuple):
 
 
 def merge_of(rng: random.Random, world: int, heads: int, dims: int, device: str, tokens: int) -> Merge:
-    """Of random tokens, for heads or for all, in any type, with sinks and log-sum-exps or without."""
+    """Return a merge with a random number of tokens, and at random: all heads or a rank's, dtype, sinks, LSEs."""
     sizes = Sizes(rng.randint(1, tokens), heads, rng.choice([heads, heads // world]), dims, world)
     dtype = rng.choice([torch.float32, torch.float16])
     outs, lses, sinks = states(world, sizes.tokens, heads, dims, device, rng.randrange(1000))
@@ -64,7 +64,7 @@ def merge_of(rng: random.Random, world: int, heads: int, dims: int, device: str,
 def test_phases_in_any_order_give_the_bits_of_one_process(
     world: int, programs: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank may be a call ahead of others, which have not read yet what it has sent before.
+    """A rank may be one call ahead of ranks that have not read the rows of its earlier call yet.
 
     Few programs have several steps of rows in large calls, and are not all needed in small ones.
     """
@@ -176,8 +176,8 @@ def test_torch_compile_leaves_a_merge_alone(device: str) -> None:
 def warm(merge: Merge, peers: list[distributed.Peers]) -> None:
     """Compile and load what each rank launches, while no kernel waits: the others send first, and receive last.
 
-    The driver loads a kernel at its first launch, and may wait for running kernels first: also for one that waits for
-    the rank whose kernel it loads.
+    The driver loads a kernel at its first launch, and may wait until running kernels end.  A kernel that waits for
+    this very rank would never end.
     """
     torch.cuda._sleep(1)
     for rank in peers:

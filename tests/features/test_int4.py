@@ -394,6 +394,7 @@ def test_batches_of_a_server(dtype: torch.dtype, head_dim: int, device: str) -> 
     run(Case("decodes", (1,) * 6, (1, 17, 2048, 3000, 544, 8000), **sizes, dtype=dtype, decode_form=True), device)
     run(Case("drafts", (8,) * 4, (900, 700, 2000, 64), **sizes, dtype=dtype, bounds=True), device)
     run(Case("mixed", (1, 300, 8, 64), (900, 700, 2000, 64), **sizes, dtype=dtype, sinks=True), device)
+    run(Case("new", (1, 40, 8), (900, 300, 64), **sizes, dtype=dtype, new=True), device)
 
 
 @pytest.mark.gpu

@@ -68,7 +68,7 @@ def share_by_work(count, head, S: tl.constexpr):
 
     count [HEADS]: programs of each KV head.  Programs are ordered by the ends of their shares, with all lines scaled to
     one length, so that neighbours read the same pages.  Shares that surely end before this program's share are passed
-    at once, and the few others before it one by one.
+    at once.  The few other shares before this program's are passed one by one.
     """
     program, programs = tl.program_id(0), tl.sum(count, 0)
     length = 1.0 / tl.maximum(count, 1)  # a share's part of its KV head's line

@@ -12,7 +12,7 @@ import torch
 import paged_attn
 from paged_attn.planning import planner
 from tests.support import hopper_plans
-from tests.support.cases import Case, build, problem_of, run
+from tests.support.cases import INT4, INT8, Case, build, problem_of, run
 from tests.support.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, FEATURES, NEW, ragged, sized
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper", "copied")]
@@ -59,6 +59,29 @@ def test_copied_keys_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])
     assert_copied(case)
     run(case, DEVICE)
+
+
+# The cache itself cannot be read, so decodes have copies, too.
+OF_BYTES: dict[str, dict[str, Any]] = {
+    "mixed, page 4, e4m3, one scale": UNEVEN | E4M3_CACHE | dict(page_size=4, scales="float"),
+    "mixed, page 4, int8 by token": UNEVEN | dict(page_size=4, cache_dtype=INT8, scales="per_token"),
+    "mixed, page 12, int4": UNEVEN | dict(page_size=12, cache_dtype=INT4, scales="per_token", lse=False),
+    "mixed, prefills only, page 3, e4m3 by token": UNEVEN
+    | E4M3_CACHE
+    | dict(page_size=3, scales="per_token", only="prefill"),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * ("int8" in x)) for x in OF_BYTES])
+def test_uneven_prefills_over_small_pages_of_bytes_give_the_results_of_the_reference(name: str) -> None:
+    case = sized(name, **OF_BYTES[name])
+    with hopper_plans.copied(MIN_SCORES_PER_COPIED_KEY=0):
+        assert_copied(case)
+        made = planner.plan(problem_of(build(case, DEVICE)))
+        assert made.copies is not None
+        assert made.copies.dtype == case.dtype
+        assert all(x.copied for x in made.launches)
+        run(case, DEVICE)
 
 
 @pytest.mark.gpu

@@ -80,7 +80,7 @@ def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
     """Let the L2 fetch all queries while the schedule is computed.
 
     Nothing is fetched if queries do not come by TMA, or if the launch has more tokens than warps.  With so many tokens,
-    a program should fetch only those of its first block, which it does not know yet.
+    a program should fetch only the queries of its first block, and the first block is not known yet.
     """
     WARPS: gl.constexpr = P.ROWS // 16
     programs = gl.num_programs(0)

@@ -155,8 +155,8 @@ def products_hide_reading(p: Problem) -> bool:
 def reading_takes_no_time(p: Problem) -> bool:
     """Whether there is little to read, and the mixed kernel, which serves few rows beside blocks, would gain nothing.
 
-    It gains nothing if long queries are too few for their products to hide the reading, if it cannot serve the call, or
-    with one KV head, because few rows would be cut into too many pieces.
+    The mixed kernel gains nothing if it cannot serve the call, or if long queries are too few for their products to
+    hide the reading.  With one KV head it gains nothing because few rows would be cut into too many pieces.
     """
     if cost.bytes_of_keys(p, cost.seqs_tried(p), p.keys_seen(p.max_seqlen_q)) >= MAX_BYTES_OF_ONE_LIST:
         return False

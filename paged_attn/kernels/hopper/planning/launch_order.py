@@ -56,7 +56,7 @@ def blocks(p: Problem, two_lists: bool = False) -> tuple[Launch, ...]:
 def wide_blocks(p: Problem) -> tuple[Launch, ...]:
     """Return launches of blocks with two widths or wide heads: one for each 256 dims of values.
 
-    Beside longer queries, few rows have an earlier launch in two cases: over fp8 and int8, because a converter is
+    Few rows beside longer queries have an earlier launch in two cases: over fp8 and int8, because a converter is
     slower than memory, and beyond 256 dims, because with wide values two launches of blocks would read their keys.
     """
     launches = blocks(p)

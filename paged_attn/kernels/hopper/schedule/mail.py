@@ -13,7 +13,7 @@ FIELDS = gl.constexpr(16)  # int32 fields of a letter: 13, rounded up to a power
 
 @gluon.jit
 def make_mail(gates, P: gl.constexpr):
-    """Make two empty letters for the warp partitions of pipe P: one partition writes them, and all others read them."""
+    """Make two empty letters for the warp partitions of pipe P.  One partition writes letters, and all others read."""
     letters = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     if is_shared(P) or P.BESIDE:
         full, full_at = gate(gates, MAIL, P)
