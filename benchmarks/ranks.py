@@ -56,6 +56,7 @@ LOCAL_KEYS = 8192  # own keys of a rank, for each sequence of EXCHANGED
 OWN_KEYS = {"32 x 32k own keys": (32, 32768), "1 x 128k own keys": (1, 1 << 17), "1 x 8k": (1, 8192)}
 FEATURES = Batch(8, 65536)
 PROMPT = 1 << 18
+HOST_CYCLES = 400_000  # of the GPU, some 200 us, in which the host launches a replay
 LIMIT = 540  # seconds of the whole run, after which ranks are killed
 
 
@@ -65,6 +66,7 @@ class Ranks:
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world, self.device = rank, world, torch.device(works.device_of(rank))
         self.rows: list[dict[str, Any]] = []
+        self.together = torch.zeros(1, device=self.device)
 
     def say(self, part: str, name: str, **numbers: Any) -> None:
         self.rows.append({"part": part, "case": name, **numbers})
@@ -85,6 +87,8 @@ class Ranks:
         for _ in range(rounds):
             dist.barrier()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(HOST_CYCLES)
+            dist.all_reduce(self.together)  # replays begin together, whenever the hosts launch them
             begin.record()
             graph.replay()
             end.record()

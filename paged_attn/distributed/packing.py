@@ -16,7 +16,7 @@ from ..records.formats import cdiv
 
 GIVES = ("heads", "all")
 MAX_PROGRAMS = 128  # most programs of an exchange between Peers: all must run at once, as each waits for other ranks
-MAX_RANKS = 128  # most ranks of Peers: a program has 128 threads, and needs one for each rank
+MAX_RANKS = 128  # most ranks of Peers: a program loads the rows of all owners before it stores the first
 
 
 class Sizes(NamedTuple):

@@ -1,4 +1,4 @@
-"""Peers: ranks of one host exchange states in one launch, by stores and flags in each other's memory."""
+"""Peers: ranks of one host exchange states in one launch, by stores in each other's memory."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Peers:
     Every rank of the group makes one Peers, with equal arguments, before it captures CUDA graphs.  All layers of a
     model use this Peers, on one stream.
 
-    A merge is then one launch.  Each program stores rows in the memory of the ranks that return them, raises a flag
-    there, waits for the flags of other ranks, and joins.  Eager merges and replays of CUDA graphs may follow each other
-    in any order that is equal on every rank.
+    A merge is then one launch.  Each program stores rows in the memory of the ranks that return them, waits for the
+    rows of other ranks, and joins.  Eager merges and replays of CUDA graphs may follow each other in any order that is
+    equal on every rank.
 
     Collectives of the process group serve merges that do not fit.  A merge fits if its results are `head_dim` wide and
     a rank returns at most `max_tokens * heads` rows.  If ranks do not reach each other's memory, collectives serve
@@ -76,19 +76,18 @@ class Peers:
     def _size(self, max_tokens: int, heads: int, head_dim: int, timeout: float) -> None:
         self.timeout, self._dims = timeout, head_dim
         self._room = -(-max_tokens * heads // 4) * 4  # rows that a rank may return, rounded up to a multiple of 4
-        blocks, flags = 2 * self.world * self._room * (head_dim + 1), 2 * self.world * MAX_PROGRAMS
-        self._count = blocks + flags
+        self._count = 2 * self.world * self._room * head_dim  # words of 64 bits
         if self.world > MAX_RANKS:
             raise refused("process_group", f"a group of at most {MAX_RANKS} ranks", self.world)
         if self._count >= 1 << 31:
-            limit = "such that 2 * world * max_tokens * heads * (head_dim + 1) < 2^31"
+            limit = "such that 2 * world * max_tokens * heads * head_dim < 2^31"
             raise refused("max_tokens", limit, f"{max_tokens} for {self.world} ranks")
 
     def _begin(self, own: Tensor, addresses: Sequence[int]) -> None:
         """Keep this rank's memory `own`, which holds zeros, and the addresses of all ranks' memory."""
         self._own = own
         self._addresses = tuple(addresses)
-        # Entry p is the turn of program p: 0 in one call, 1 in the next, and so on.  The last entry is the flag FAILED,
+        # Entry p is the turn of program p: 0 in one call, 1 in the next, and so on.  The last entry is FAILED,
         # which becomes 1 when a rank does not answer.
         self._turns = torch.zeros(MAX_PROGRAMS + 1, dtype=torch.int32, device=own.device)
         self._process = os.getpid()
@@ -113,7 +112,7 @@ class Peers:
             peers.device = _device(device)
             peers._size(max_tokens, heads, head_dim, timeout)
             made.append(peers)
-        together = torch.zeros(world, made[0]._count, dtype=torch.float32, device=made[0].device)
+        together = torch.zeros(world, made[0]._count, dtype=torch.int64, device=made[0].device)
         for peers, own in zip(made, together):
             peers._begin(own, [x.data_ptr() for x in together])
         return made

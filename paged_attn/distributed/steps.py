@@ -14,7 +14,7 @@ from ..launching.launch import Launches, Step
 from ..launching.template import arguments_for
 from ..records import layout
 from ..records.formats import cdiv
-from .packing import MAX_PROGRAMS, MAX_RANKS, Sizes, fours_of, packed_shape
+from .packing import MAX_PROGRAMS, Sizes, fours_of, packed_shape
 
 ELEMENTS = 512  # float32 numbers that a program handles at a time: 16 bytes for each of its 128 threads
 WARPS = 4
@@ -59,10 +59,10 @@ def to_peers(tensors: Sequence[Any], way: Way, sizes: Sizes, **more: Any) -> Ste
     """Step that exchanges and joins in one launch, between Peers.
 
     tensors: joined results, joined log-sum-exps or None, this rank's results, its log-sum-exps, sinks or None, and
-        Peers._turns.  Peers._turns has the turn of each program, then a flag that is 1 once a rank did not answer.
+        Peers._turns.  Peers._turns has the turn of each program, then FAILED, which is 1 once a rank did not answer.
     """
     into, merged, out, lse, sinks, turns = tensors
-    exchange = _compiled(sizes, ROOM=way.room, FLAGS=MAX_PROGRAMS, THREADS=MAX_RANKS, **more)
+    exchange = _compiled(sizes, ROOM=way.room, PROGRAMS=MAX_PROGRAMS, THREADS=32 * WARPS, **more)
     peers = (*way.addresses[way.rank + 1 :], *way.addresses[: way.rank + 1])
     args = (
         layout.rows(into), merged, layout.rows(out), lse, sinks, peers, turns, way.word, sizes.tokens, way.rank,

@@ -35,7 +35,7 @@ def _module() -> Any:
 
 
 def share(count: int, device: torch.device, group: Any) -> Shared | str:
-    """Make memory of `count` float32 zeros on each rank that all ranks can write, or return why this is not possible.
+    """Make memory of `count` int64 zeros on each rank that all ranks can write, or return why this is not possible.
 
     Every rank of the group calls this function with an equal count.  Either all ranks share memory, or all return the
     same reason.
@@ -53,7 +53,7 @@ def _try(count: int, device: torch.device, group: Any) -> Shared | str:
     os.environ.setdefault(NO_MULTICAST, "1")
     symmetric, shared, error = _module(), None, None
     try:
-        own = symmetric.empty(count, dtype=torch.float32, device=device)
+        own = symmetric.empty(count, dtype=torch.int64, device=device)
         handle = symmetric.rendezvous(own, group)
         shared = Shared(own, [int(x) for x in handle.buffer_ptrs], handle)
     except Exception as found:  # whatever it is, because other ranks wait for this rank's answer

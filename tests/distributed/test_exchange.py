@@ -163,6 +163,33 @@ os.wait()
     assert said.strip() == "Peers do not survive a fork: make them in the process that uses them"
 
 
+def test_a_word_is_loaded_once_whenever_it_is_looked_at() -> None:
+    """A compiler may load again what it needs in several layouts.  A load before the one that counts could find no word.
+
+    Words are looked at in two places, before the loop that waits and in it.  In each, a thread of 128 has 4 of the 512
+    words of every rank, by two loads.
+    """
+    script = """
+import torch
+from paged_attn import distributed
+from paged_attn.distributed.steps import Sizes
+from tests.machine_code import compile_calls
+
+def call(world, dims):
+    peers = distributed.Peers.of_one_process(world, max_tokens=4, heads=2 * world, head_dim=dims, device="cpu")[0]
+    peers._compiled["TIMED"] = True
+    out, lse = torch.zeros(4, 2 * world, dims), torch.zeros(4, 2 * world)
+    sizes = Sizes(4, 2 * world, 2, dims, world)
+    peers.exchange(out, lse, None, torch.zeros(4, 2, dims), None, sizes)
+
+for case in [(2, 128), (3, 24), (9, 512)]:
+    for _, kernel in compile_calls("sm90", [("exchange", lambda: call(*case))]):
+        print(case[0], kernel.asm["ptx"].count("ld.volatile.global"), kernel.asm["ptx"].count("st.global.wt"))
+"""
+    said = own_process.run(script, TRITON_INTERPRET="0")
+    assert [line.split() for line in said.splitlines()] == [[str(n), str(4 * n), str(2 * n)] for n in (2, 3, 9)]
+
+
 def test_torch_compile_leaves_a_merge_alone(device: str) -> None:
     peers = distributed.Peers.of_one_process(1, max_tokens=2, heads=2, head_dim=8, device=device)[0]
 

@@ -3,8 +3,8 @@
 An owner is a rank that joins rows, either of all heads or of OWN_HEADS heads of its own.  An owner's rows are
 token-major: row = token * OWN_HEADS + head.
 
-A block holds one rank's results for one owner's rows: [room, VALUE_DIM] results, then [room] log-sum-exps, both
-float32.  The number of rows, room, is a multiple of 4, so every block begins on 16 bytes.
+A block holds one rank's results for one owner's rows.  In a block of a collective, float32, [room, VALUE_DIM] results
+come first, then [room] log-sum-exps.  The number of rows, room, is a multiple of 4, so every block begins on 16 bytes.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .merge import add_sinks, join_results, store_joined
+from .merge import STATES_PER_LOAD, add_result, add_sinks, join_results, store_joined
 
 
 class Exchange(NamedTuple):
@@ -23,11 +23,11 @@ class Exchange(NamedTuple):
     OWN_HEADS: int  # heads of an owner's rows; HEADS if every rank owns all rows
     BLOCK: int  # rows that a program handles at a time
     ROOM: int = 0  # rows of a block, if ranks store to peers; a collective's block has as many rows as a call needs
-    FLAGS: int = 0  # flags of each rank, one for each program
-    THREADS: int = 1  # threads of a program, at least RANKS
+    PROGRAMS: int = 0  # most programs of a call
+    THREADS: int = 1  # threads of a program
     SEND: bool = True
     RECEIVE: bool = True
-    TIMED: bool = True  # programs wait for flags until a timeout; otherwise they look at the flags once
+    TIMED: bool = True  # programs wait for words until a timeout; otherwise they look once
     DEPENDENT: bool = False  # a programmatic dependent launch
 
 
@@ -65,27 +65,10 @@ def load_rows(out, lse, owner, row, valid, dim, E: tl.constexpr, S: tl.constexpr
 
 
 @triton.jit
-def store_rows(block, room, x, lse, row, valid, dim, S: tl.constexpr):
-    """Store results x [R, D] and log-sum-exps [R] into a block."""
-    inside = valid[:, None] & (dim < S.VALUE_DIM)[None, :]
-    tl.store(block + row.to(tl.int64)[:, None] * S.VALUE_DIM + dim[None, :], x, mask=inside)
-    tl.store(block + room * S.VALUE_DIM + row, lse, mask=valid)
-
-
-@triton.jit
-def join_rows(
-    out, lse, blocks, room, sinks, owner, row, valid, dim, E: tl.constexpr, S: tl.constexpr, VOLATILE: tl.constexpr, ok
-):  # fmt: skip
-    """Join rows [R] of an owner from the blocks of all ranks, in the ranks' order, and store them.
-
-    ok: all blocks have arrived; otherwise the rows become NaN.
-    """
-    size = room * (S.VALUE_DIM + 1)
-    lses, at = blocks + room * S.VALUE_DIM, row.to(tl.int64)
-    acc, top, total = join_results(blocks, lses, at, valid, dim, size, size, E.RANKS, S.VALUE_DIM, VOLATILE)
+def finish_rows(out, lse, sinks, owner, acc, top, total, row, valid, dim, E: tl.constexpr, S: tl.constexpr):
+    """Add the sinks to joined rows [R] of an owner, finish them and store them."""
     index, head = (row // E.OWN_HEADS).to(tl.int64), row % E.OWN_HEADS
     acc, top, total = add_sinks(acc, top, total, sinks, first_head(owner, E) + head, valid)
-    total = tl.where(ok, total, float("nan"))
     store_joined(out, lse, acc, top, total, row, tl.cast(0, tl.int64), index, head, valid, dim, S)
 
 
@@ -103,7 +86,10 @@ def pack_kernel(blocks, fours, out, lse, tokens, E: tl.constexpr, S: tl.constexp
     row, valid = rows_of_step(tl.program_id(0) // OWNERS, tokens, E)
     dim = tl.arange(0, S.VALUE_PADDED)
     x, found = load_rows(out, lse, owner, row, valid, dim, E, S)
-    store_rows(blocks + owner * room * (S.VALUE_DIM + 1), room, x, found, row, valid, dim, S)
+    block = blocks + owner * room * (S.VALUE_DIM + 1)
+    at = block + row.to(tl.int64)[:, None] * S.VALUE_DIM + dim[None, :]
+    tl.store(at, x, mask=valid[:, None] & (dim < S.VALUE_DIM)[None, :])
+    tl.store(block + room * S.VALUE_DIM + row, found, mask=valid)
 
 
 @triton.jit(do_not_specialize=["fours", "tokens", "rank"])
@@ -111,20 +97,29 @@ def unpack_kernel(out, lse, blocks, fours, sinks, tokens, rank, E: tl.constexpr,
     """Join the rows that this rank owns from the blocks that a collective has received."""
     row, valid = rows_of_step(tl.program_id(0), tokens, E)
     room, dim = 4 * tl.cast(fours, tl.int64), tl.arange(0, S.VALUE_PADDED)
-    join_rows(out, lse, blocks, room, sinks, rank, row, valid, dim, E, S, False, True)
+    size, at = room * (S.VALUE_DIM + 1), row.to(tl.int64)
+    lses = blocks + room * S.VALUE_DIM
+    acc, top, total = join_results(blocks, lses, at, valid, dim, size, size, E.RANKS, S.VALUE_DIM)
+    finish_rows(out, lse, sinks, rank, acc, top, total, row, valid, dim, E, S)
 
 
 # ---- by stores to peers --------------------------------------------------------------------------
 #
-# Each rank has memory that all peers can write.  Blocks [2, RANKS] come first: axis 0 is the turn, axis 1 the rank that
-# writes the block.  Flags follow, int32 [2, RANKS, FLAGS] by turn, rank and program.  A flag becomes 1 when the rows of
-# its rank and program have arrived.
+# Each rank has memory that all peers can write: blocks [2, RANKS, ROOM, VALUE_DIM] of words, where axis 0 is the turn
+# and axis 1 the rank that writes the block.  A word, int64, has a number of a result in its low half and the row's
+# log-sum-exp in its high half, both float32.  A log-sum-exp of 0 is sent as -0, so no word is 0.  Words are loaded and
+# stored whole.  So a word that is not 0 has arrived, and needs neither a flag behind it nor a fence before a flag.  A
+# rank stores 0 again in the words that it has read.
 #
 # Calls alternate between two turns, so call n + 2 writes over the blocks of call n.  Before that, in call n + 1, the
-# rank has seen a flag of every peer.  A peer raises its flag of call n + 1 after it has read the blocks of call n.
+# rank has read words of every peer.  A peer sends the words of call n + 1 after its call n has ended, with the words of
+# call n read and 0 again.
 #
-# This holds as long as every rank sees all flags in every call.  A rank that has waited in vain has FAILED: its later
-# calls send nothing, wait for nobody and give NaN.  Otherwise a late flag would count as the flag of a later call.
+# This holds as long as every rank reads words of every rank in every call.  A rank that has waited in vain has FAILED:
+# its later calls send nothing, wait for nobody and give NaN.  Otherwise a late word would count as a word of a later
+# call.
+
+NO_WORD = tl.constexpr(-(1 << 63))  # where there is no row: not 0, and its high half is below every other
 
 
 @triton.jit
@@ -136,62 +131,29 @@ def now(lane):
 
 
 @triton.jit
-def look(flags, E: tl.constexpr):
-    """Load flags.
-
-    TIMED: with acquire semantics, so rows that were stored before a flag was raised can be loaded afterwards.
-    """
-    if E.TIMED:
-        return tl.inline_asm_elementwise(
-            "ld.acquire.sys.global.b32 $0, [$1];", "=r,l", [flags.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-        )  # fmt: skip
-    else:
-        return tl.load(flags)
-
-
-# Threads read flags and clocks at different moments, but must leave the loop together.  So there is a lane for each
-# thread, and one reduction over all lanes decides for all threads.
+def words_of(x, lse):
+    """Words [R, D] of results x [R, D] and log-sum-exps [R], float32."""
+    high = tl.where(lse == 0, -0.0, lse).to(tl.int32, bitcast=True).to(tl.int64) << 32
+    return high[:, None] | x.to(tl.uint32, bitcast=True).to(tl.int64)
 
 
 @triton.jit
-def absence(flags, source, others, late, E: tl.constexpr):
-    """0 if all flags are raised; otherwise 2 (RANKS - r), where r is the first rank whose flag is down.
-
-    1 is added if a lane that reads r's flag is late.
-    """
-    absent = tl.where(others & (look(flags, E) == 0), E.RANKS - source, 0)
-    return tl.max(2 * absent + tl.where((absent > 0) & late, 1, 0), 0)
+def state_of(words):
+    """(results [R, D], log-sum-exps [R]) of words that have arrived."""
+    high = tl.max((words >> 32).to(tl.int32), 1)  # the same in all words of a row
+    return words.to(tl.int32).to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def wait_for(flags, source, others, timeout, lane, E: tl.constexpr):
-    """RANKS - r for the first rank r whose flag is down after `timeout` ns; 0 as soon as all flags are raised."""
-    found = absence(flags, source, others, lane < 0, E)
-    if E.TIMED:
-        until = now(lane) + timeout
-        while (found > 0) & (found % 2 == 0):
-            found = absence(flags, source, others, now(lane) >= until, E)
-    return found // 2
+def words_at(address, block, row, dim, E: tl.constexpr, S: tl.constexpr):
+    """Addresses of the words [R, D] of rows of a block in a rank's memory, which begins on 16 bytes."""
+    memory = tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
+    return memory + (block * E.ROOM + row).to(tl.int64)[:, None] * S.VALUE_DIM + dim[None, :]
 
 
 @triton.jit
-def memory_at(address):
-    """Pointer to a rank's memory, float32, which begins on 16 bytes."""
-    return tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
-
-
-@triton.jit
-def flags_of(memory, E: tl.constexpr, S: tl.constexpr):
-    """Pointer to the flags, int32, behind all blocks of a rank's memory."""
-    BLOCKS: tl.constexpr = 2 * E.RANKS * E.ROOM * (S.VALUE_DIM + 1)
-    return (memory + BLOCKS).to(tl.pointer_type(tl.int32), bitcast=True)
-
-
-@triton.jit
-def send_all(peers, turn, out, lse, tokens, rank, program, programs, E: tl.constexpr, S: tl.constexpr):
-    """Store this program's rows of each owner in the owner's memory, then raise the program's flag at all peers."""
-    SIZE: tl.constexpr = E.ROOM * (S.VALUE_DIM + 1)
-    LANES: tl.constexpr = lanes_for(E.RANKS)
+def send_all(peers, turn, sends, out, lse, tokens, rank, program, programs, E: tl.constexpr, S: tl.constexpr):
+    """Store this program's rows of each owner in the owner's memory, if this rank `sends`."""
     RANKS: tl.constexpr = E.RANKS
     dim = tl.arange(0, S.VALUE_PADDED)
     for step in range(program, tl.cdiv(tokens * E.OWN_HEADS, E.BLOCK), programs):
@@ -199,57 +161,88 @@ def send_all(peers, turn, out, lse, tokens, rank, program, programs, E: tl.const
         loaded = ()
         for i in tl.static_range(RANKS):  # all loads before the first store
             loaded = loaded + (load_rows(out, lse, (rank + 1 + i) % RANKS, row, valid, dim, E, S),)  # type: ignore[assignment]
+        inside = (valid & sends)[:, None] & (dim < S.VALUE_DIM)[None, :]
         for i in tl.static_range(RANKS):
-            block = memory_at(peers[i]) + (turn * RANKS + rank) * SIZE
-            store_rows(block, E.ROOM, loaded[i][0], loaded[i][1], row, valid, dim, S)
-    tl.debug_barrier()  # a flag is one thread's store, and must not overtake the stores of other threads
-    lane = tl.arange(0, LANES)
-    address = lane.to(tl.int64) * 0 + peers[0]
-    for i in tl.static_range(1, RANKS - 1):
-        address = tl.where(lane == i, peers[i], address)
-    flags = flags_of(address.to(tl.pointer_type(tl.float32)), E, S)
-    flag = flags + (turn * RANKS + rank) * E.FLAGS + program
-    tl.atomic_xchg(flag, 1, mask=lane < RANKS - 1, sem="release", scope="sys")
+            at = words_at(peers[i], turn * RANKS + rank, row, dim, E, S)
+            # write-through makes each store one that other devices may race with
+            tl.store(at, words_of(loaded[i][0], loaded[i][1]), mask=inside, cache_modifier=".wt")
+
+
+@triton.jit
+def look(memory, turn, first: tl.constexpr, row, inside, dim, E: tl.constexpr, S: tl.constexpr):
+    """Load the words of rows from the blocks of up to STATES_PER_LOAD ranks: (tuple of words [R, D], absent).
+
+    absent: RANKS - r for the first rank r from `first` on with a word that has not arrived; 0 if all have.
+    """
+    RANKS: tl.constexpr = E.RANKS
+    COUNT: tl.constexpr = min(STATES_PER_LOAD, RANKS - first)
+    words = ()
+    for i in tl.static_range(COUNT):
+        at = words_at(memory, turn * RANKS + first + i, row, dim, E, S)
+        words = words + (tl.load(at, mask=inside, other=NO_WORD, volatile=True),)  # type: ignore[assignment]
+    absent = tl.full([E.BLOCK, S.VALUE_PADDED], 0, tl.int32)
+    for i in tl.static_range(COUNT):
+        absent = tl.maximum(absent, tl.where(words[i] == 0, RANKS - first - i, 0))
+    return words, tl.max(tl.max(absent, 1), 0)
+
+
+# Threads load words and read clocks at different moments, but must leave the loop together.  So one reduction over all
+# words decides for all threads, and another over their clocks, for which there is a lane for each thread.
+
+
+@triton.jit
+def wait_for(memory, turn, first: tl.constexpr, row, inside, dim, timeout, E: tl.constexpr, S: tl.constexpr):
+    """Look until all words have arrived, or `timeout` nanoseconds are over.  Returns what the last look returned."""
+    words, absent = look(memory, turn, first, row, inside, dim, E, S)
+    if E.TIMED:  # noqa: SIM102 (one is decided at compile time)
+        if absent > 0:
+            lane = tl.arange(0, E.THREADS)
+            until, late = now(lane) + timeout, absent * 0
+            while (absent > 0) & (late == 0):
+                late = tl.max((now(lane) >= until).to(tl.int32), 0)
+                words, absent = look(memory, turn, first, row, inside, dim, E, S)
+    return words, absent
 
 
 @triton.jit
 def receive_all(
-    merged, merged_lse, peers, turn, failed, word, sinks, tokens, rank, program, programs, timeout, E: tl.constexpr,
-    S: tl.constexpr,
+    merged, merged_lse, peers, turn, has_failed, failed, word, sinks, tokens, rank, program, programs, timeout,
+    E: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Wait for this program's rows of every other rank, join them, and lower the flags.
+    """Wait for this program's rows of every rank, join them in the ranks' order, and store them.
 
-    If a rank does not answer, the int32 at `word` becomes 1 + the rank, and the one at `failed` becomes 1.
+    If a rank does not answer, the rows become NaN, the int32 at `word` becomes 1 + the rank, and the one at `failed` 1.
     """
-    SIZE: tl.constexpr = E.ROOM * (S.VALUE_DIM + 1)
     RANKS: tl.constexpr = E.RANKS
-    memory = memory_at(peers[RANKS - 1])
-    lane = tl.arange(0, E.THREADS)
-    source = lane % lanes_for(RANKS)
-    others = (source < RANKS) & (source != rank)
-    source = tl.where(others, source, rank)
-    flags = flags_of(memory, E, S) + (turn * RANKS + source) * E.FLAGS + program
-    has_failed = tl.load(failed)
-    absent = wait_for(flags, source, others, tl.where(has_failed > 0, 0, timeout), lane, E)
-    tl.debug_barrier()  # all threads have looked before any thread loads rows
-    if (absent > 0) & (has_failed == 0):
-        tl.store(word.to(tl.pointer_type(tl.int32)), 1 + RANKS - absent)
-        tl.store(failed, 1)
-    ok = (absent == 0) & (has_failed == 0)
+    memory = peers[RANKS - 1]
+    dim = tl.arange(0, S.VALUE_PADDED)
     for step in range(program, tl.cdiv(tokens * E.OWN_HEADS, E.BLOCK), programs):
         row, valid = rows_of_step(step, tokens, E)
-        blocks = memory + turn * (RANKS * SIZE)
-        dim = tl.arange(0, S.VALUE_PADDED)
-        join_rows(merged, merged_lse, blocks, E.ROOM, sinks, rank, row, valid, dim, E, S, True, ok)
-    tl.store(flags, 0, mask=others)
+        inside = valid[:, None] & (dim < S.VALUE_DIM)[None, :]
+        acc = tl.full([E.BLOCK, S.VALUE_PADDED], 0, tl.float32)
+        top, total = tl.full([E.BLOCK], float("-inf"), tl.float32), tl.full([E.BLOCK], 0, tl.float32)
+        for first in tl.static_range(0, RANKS, STATES_PER_LOAD):
+            limit = tl.where(has_failed > 0, 0, timeout)
+            words, absent = wait_for(memory, turn, first, row, inside, dim, limit, E, S)
+            if (absent > 0) & (has_failed == 0):
+                tl.store(word.to(tl.pointer_type(tl.int32)), 1 + RANKS - absent)
+                tl.store(failed, 1)
+            has_failed = tl.where(absent > 0, 1, has_failed)
+            for i in tl.static_range(min(STATES_PER_LOAD, RANKS - first)):
+                x, lse = state_of(words[i])
+                acc, top, total = add_result(acc, top, total, x, lse)
+        for i in tl.static_range(RANKS):
+            at = words_at(memory, turn * RANKS + i, row, dim, E, S)
+            tl.store(at, tl.full([E.BLOCK, S.VALUE_PADDED], 0, tl.int64), mask=inside)
+        total = tl.where(has_failed > 0, float("nan"), total)
+        finish_rows(merged, merged_lse, sinks, rank, acc, top, total, row, valid, dim, E, S)
 
 
 @triton.jit
 def take_turn(turns, turn, program, programs, E: tl.constexpr):
     """Store the next call's turn for this program, and for the programs that only larger calls have."""
-    WORDS: tl.constexpr = lanes_for(E.FLAGS)
-    word = tl.arange(0, WORDS)
-    tl.store(turns + word, 1 - turn, mask=(word < E.FLAGS) & (word % programs == program))
+    other = tl.arange(0, lanes_for(E.PROGRAMS))
+    tl.store(turns + other, 1 - turn, mask=(other < E.PROGRAMS) & (other % programs == program))
 
 
 @triton.jit(do_not_specialize=["tokens", "rank"])
@@ -260,19 +253,20 @@ def exchange_kernel(
 
     peers: addresses of all ranks' memory, from the next rank on; this rank's address is last.
 
-    turns: int32 [FLAGS + 1]: the turn of each program, then FAILED, which is 1 once a rank did not answer.
+    turns: int32 [PROGRAMS + 1]: the turn of each program, then FAILED, which is 1 once a rank did not answer.
 
     word: address of an int32 on the host, which becomes 1 + the rank that did not answer.
     """
     if E.DEPENDENT:
         tl.extra.cuda.gdc_wait()
     program, programs = tl.program_id(0), tl.num_programs(0)
-    turn, failed = tl.load(turns + program), turns + E.FLAGS
-    if E.SEND:  # noqa: SIM102 (one is decided at compile time)
-        if tl.load(failed) == 0:
-            send_all(peers, turn, out, lse, tokens, rank, program, programs, E, S)
+    failed = turns + E.PROGRAMS
+    turn, has_failed = tl.load(turns + program), tl.load(failed)
+    if E.SEND:
+        send_all(peers, turn, has_failed == 0, out, lse, tokens, rank, program, programs, E, S)
     if E.RECEIVE:
         receive_all(
-            merged, merged_lse, peers, turn, failed, word, sinks, tokens, rank, program, programs, timeout, E, S
+            merged, merged_lse, peers, turn, has_failed, failed, word, sinks, tokens, rank, program, programs, timeout,
+            E, S,
         )  # fmt: skip
         take_turn(turns, turn, program, programs, E)

@@ -232,13 +232,12 @@ def add_sinks(acc, top, total, sinks, head, valid):
 
 @triton.jit
 def join_results(
-    outs, lses, at, valid, dim, out_stride, lse_stride, num_parts, HEAD_DIM: tl.constexpr,
-    VOLATILE: tl.constexpr = False,
-):  # fmt: skip
+    outs, lses, at, valid, dim, out_stride, lse_stride, num_parts, HEAD_DIM: tl.constexpr
+):
     """Join num_parts results of rows [R] by their natural log-sum-exps: (accumulator [R, D], maximum, sum).
 
     Large log-sum-exps may differ by little, so they are subtracted before they are converted to base 2.
-    Strides: from part to part, in elements.  VOLATILE: other devices may have written what is loaded.
+    Strides: from part to part, in elements.
     """
     inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
     zero = at * 0.0
@@ -249,9 +248,9 @@ def join_results(
         for i in tl.static_range(STATES_PER_LOAD):
             live = first + i < num_parts
             lse_at = lses + (at + (first + i) * lse_stride)
-            lse = tl.load(lse_at, mask=valid & live, other=float("-inf"), volatile=VOLATILE)
+            lse = tl.load(lse_at, mask=valid & live, other=float("-inf"))
             out_at = outs + (at * HEAD_DIM + (first + i) * out_stride)[:, None] + dim[None, :]
-            out = tl.load(out_at, mask=inside & live, other=0.0, volatile=VOLATILE)
+            out = tl.load(out_at, mask=inside & live, other=0.0)
             loaded = loaded + ((out.to(tl.float32), lse),)  # type: ignore[assignment]
         for i in tl.static_range(STATES_PER_LOAD):
             acc, top, total = add_result(acc, top, total, loaded[i][0], loaded[i][1])
