@@ -164,7 +164,7 @@ os.wait()
 
 
 def test_a_word_is_loaded_once_whenever_it_is_looked_at() -> None:
-    """A compiler may load again what it needs in several layouts.  A load before the one that counts could find no word.
+    """A compiler may load again what it needs in several layouts, and the first of two loads may find no word yet.
 
     Words are looked at in two places, before the loop that waits and in it.  In each, a thread of 128 has 4 of the 512
     words of every rank, by two loads.

@@ -187,7 +187,8 @@ def registers_of(P, loaders):
     """Registers of a thread, for each partition except the first, which gets the remaining registers."""
     convert = [P.CONVERT_REGISTERS] * (P.CONVERT != 0)
     consumers = [(464 + 8 * len(convert) - sum(convert)) // 16 * 8] * (P.CONSUMERS - 1)
-    loader = 40 if P.CONVERT or P.CONSUMERS == 2 else 64
+    crowded = P.SLOT_SCALES and P.COLUMNS > 16  # consumers would spill
+    loader = 40 if P.CONVERT or P.CONSUMERS == 2 or crowded else 64
     return consumers + convert + [loader] * loaders
 
 

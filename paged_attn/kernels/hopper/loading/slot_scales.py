@@ -82,12 +82,9 @@ def store_scales(ring, turn, scales, OF_VALUES: gl.constexpr, P: gl.constexpr):
         numbers_beside(ring, turn, kinds_of(OF_VALUES, P) - 1).store(zeros.to(gl.float32))
     if OF_VALUES:
         scales = gl.where(scales < MIN_SCALE, MIN_SCALE, gl.where(scales > MAX_SCALE, MAX_SCALE, scales))
-        if is_int4(P):  # approximations take fewer instructions: int4 tiles arrive so soon that loaders may be too slow
-            numbers_beside(ring, turn, 0).store(log2(scales))
-            numbers_beside(ring, turn, 1).store(inverse(scales))
-        else:
-            numbers_beside(ring, turn, 0).store(gl.log2(scales))
-            numbers_beside(ring, turn, 1).store(1.0 / scales)
+        # approximations take fewer instructions: tiles arrive so soon that loaders may be too slow
+        numbers_beside(ring, turn, 0).store(log2(scales))
+        numbers_beside(ring, turn, 1).store(inverse(scales))
     else:
         numbers_beside(ring, turn, 0).store(scales)
     thread_barrier()
