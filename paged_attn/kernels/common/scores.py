@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .bounds import LEFT, RIGHT, shows_position, side_of_rows
 from .numerics import LOG2E
-from .shards import place_of_key
+from .shards import own_before, place_of_key
 
 
 @triton.jit
@@ -62,10 +62,7 @@ def load_slopes(rows, mods, S: tl.constexpr):
 @triton.jit
 def reaches_own(tile, rows, mods, S: tl.constexpr):
     """Whether a tile may hold the call's own keys."""
-    if mods.shard_rank is None:
-        return tile + S.TILE > rows.context_len
-    else:
-        return place_of_key(tile + (S.TILE - 1), mods, S) >= rows.context_len
+    return tile + S.TILE > own_before(rows.context_len, mods, S)
 
 
 @triton.jit
@@ -92,15 +89,13 @@ def hides_between(mods, S: tl.constexpr):
 def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr):
     """Scores with minus infinity where a query's bits (qq_mask) hide the call's own keys; a word has 32 keys."""
     if mods.qq_mask is not None:
-        first = place_of_key(tile, mods, S) - rows.context_len
-        reaches = first + S.TILE > 0 if mods.shard_rank is None else reaches_own(tile, rows, mods, S)
-        if reaches & (first < 32 * mods.qq_words):
+        # bounds that are the same for all tiles, so that a tile takes two comparisons
+        end = own_before(rows.context_len + 32 * mods.qq_words, mods, S)
+        if reaches_own(tile, rows, mods, S) & (tile < end):
             ptr = mods.qq_mask + (rows.token + rows.index) * mods.qq_mask_stride
             for i in range(mods.qq_words):
                 word = tl.load(ptr + i, mask=rows.valid, other=-1)
-                bit = first - 32 * i + key
-                if mods.shard_rank is not None:
-                    bit = place_of_key(tile + key, mods, S) - rows.context_len - 32 * i
+                bit = place_of_key(tile + key, mods, S) - rows.context_len - 32 * i
                 hides = (word[:, None] >> (bit & 31)[None, :]) & 1 == 0
                 scores = tl.where(hides & ((bit >= 0) & (bit < 32))[None, :], float("-inf"), scores)
     return scores
