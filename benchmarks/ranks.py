@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import triton
 from torch import Tensor
 
 import paged_attn
+from benchmarks import runner
 from paged_attn import distributed
 from tests.distributed import spawned, works
 
@@ -323,14 +323,11 @@ def main() -> None:
     given = parser.parse_args()
     answers = spawned.run([measure], given.world, given.parts.split(","), backend="nccl", timeout=LIMIT)
     rows: list[Any] = next((x.result for x in answers if x.rank == 0 and not x.error), [])
-    facts = {
-        "device": torch.cuda.get_device_name(), "world": given.world, "torch": torch.__version__,
-        "triton": triton.__version__, "rows": rows,
-    }  # fmt: skip
+    facts = {**runner.versions(), "world": given.world, "rows": rows}
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps(facts, indent=1) + "\n")
-    print(f"\n{facts['device']}, {given.world} GPUs, torch {facts['torch']}, Triton {facts['triton']}")
+    print(f"\n{facts['device']}, {given.world} GPUs, {facts['versions']}")
     print("\n".join(_lines(rows)))
     spawned.results(answers)
 

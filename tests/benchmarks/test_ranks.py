@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import ranks
+from benchmarks import ranks, runner
 from benchmarks.ranks import Batch
 from tests.distributed import spawned, works
 
@@ -68,7 +68,7 @@ def test_numbers_of_rank_0_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path
     rows = [{"part": "speed", "case": "1 x 1M", "peers us": 501.25, "each GPU us": [980.0, 981.0]}]
     answers = [spawned.Answer(rank, "measure", rows if rank == 0 else [], None) for rank in (1, 0)]
     monkeypatch.setattr(spawned, "run", lambda *given, **options: answers)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(runner, "device_name", lambda: "a card")
     target = tmp_path / "deep" / "ranks.json"
     monkeypatch.setattr("sys.argv", ["ranks", "--json", str(target), "--world", "2", "--parts", "speed"])
     ranks.main()
@@ -80,7 +80,6 @@ def test_numbers_of_rank_0_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_a_rank_that_failed_fails_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [spawned.Answer(0, "measure", [], None), spawned.Answer(1, "measure", "OSError: gone", "Traceback")]
     monkeypatch.setattr(spawned, "run", lambda *given, **options: answers)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
     monkeypatch.setattr("sys.argv", ["ranks", "--world", "2"])
     with pytest.raises(AssertionError, match="measure, rank 1: Traceback"):
         ranks.main()
