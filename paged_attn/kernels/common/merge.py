@@ -231,9 +231,7 @@ def add_sinks(acc, top, total, sinks, head, valid):
 
 
 @triton.jit
-def join_results(
-    outs, lses, at, valid, dim, out_stride, lse_stride, num_parts, HEAD_DIM: tl.constexpr
-):
+def join_results(outs, lses, at, valid, dim, out_stride, lse_stride, num_parts, HEAD_DIM: tl.constexpr):
     """Join num_parts results of rows [R] by their natural log-sum-exps: (accumulator [R, D], maximum, sum).
 
     Large log-sum-exps may differ by little, so they are subtracted before they are converted to base 2.
