@@ -9,20 +9,27 @@ and take turns on one card, so the card's clocks affect all engines alike.
 - `batch`: 64 requests of 128 new tokens each.
 - `trace`: the first requests of a trace, with its lengths, all waiting from the start.
 
-Figures leave out the first round, in which kernels are compiled.
+- `context`: 8 requests of 32768 prompt tokens and 8 new ones.
+- `context-long`: these requests, with 256 more new tokens.
+
+Figures leave out the first round, in which kernels are compiled.  `--shape` and `--options` change the model and the
+engine; `vllm_ranks` does so for two GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,6 +41,8 @@ SHAPE = dict(
     tie_word_embeddings=False, torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
 PROMPTS, NEW = [700, 33, 1, 250] * 16, 128
+CONTEXTS, SOON, MORE = [32768] * 8, 8, 256  # prompt tokens, and new tokens of `context` and of `context-long` beyond it
+WORKLOADS = ["batch", "trace", "context", "context-long"]
 LONGEST = 8192
 # Decode steps are captured whole, other steps in the parts between attention.
 GRAPHS: dict[str, Any] = {"cudagraph_capture_sizes": [1, 2, 4, 8, *range(16, 129, 16), 256, 512]}
@@ -42,13 +51,20 @@ GRAPHS: dict[str, Any] = {"cudagraph_capture_sizes": [1, 2, 4, 8, *range(16, 129
 # ---- an engine, in a process of its own ------------------------------------------------------------
 
 
+def answering() -> Callable[[Any], None]:
+    """Return a function that writes a line of JSON to standard output; all other output goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return lambda what: print(json.dumps(what), file=answers, flush=True)
+
+
 def engine(args: argparse.Namespace) -> None:
     """Load the model, then run each workload named on standard input; write a JSON line after the load and each run."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
-                      VLLM_USE_FLASHINFER_SAMPLER="0", TOKENIZERS_PARALLELISM="false", VLLM_PLUGINS="")  # fmt: skip
+                      VLLM_USE_FLASHINFER_SAMPLER="0", TOKENIZERS_PARALLELISM="false",
+                      VLLM_PLUGINS="paged_attn")  # fmt: skip
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")  # one line of the log tells which kernels were prepared
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the engine prints goes to standard error
+    answer = answering()
     began = time.perf_counter()
     import torch
     from vllm import LLM, SamplingParams
@@ -63,20 +79,9 @@ def engine(args: argparse.Namespace) -> None:
     if args.graphs:
         options = {"compilation_config": GRAPHS | ({"mode": 0} if args.no_compile else {})}
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(SHAPE))
-        Path(folder, "generation_config.json").write_text(json.dumps(dict(bos_token_id=1, eos_token_id=2)))
-        llm = LLM(
-            model=folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=LONGEST, dtype="bfloat16",
-            max_num_seqs=args.seqs, max_num_batched_tokens=args.tokens, enable_prefix_caching=False, seed=0,
-            gpu_memory_utilization=0.2, kv_cache_memory_bytes=int(args.kv_gib * 2**30), disable_log_stats=True,
-            kv_cache_dtype=args.kv_dtype, attention_config={"backend": backend}, **options,
-        )  # fmt: skip
+        llm = LLM(**llm_options(folder, args, backend, options))
         llm.apply_model(reinitialise)
     work = workloads(args)
-
-    def answer(what: Any) -> None:
-        print(json.dumps(what), file=answers, flush=True)
-
     answer(dict(vllm=version, torch=torch.__version__, device=torch.cuda.get_device_name(),
                 loaded=round(time.perf_counter() - began, 1)))  # fmt: skip
     for line in sys.stdin:
@@ -88,6 +93,18 @@ def engine(args: argparse.Namespace) -> None:
         outs = llm.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
         answer(dict(seconds=seconds, tokens=[list(out.outputs[0].token_ids) for out in outs]))
+
+
+def llm_options(folder: str, args: argparse.Namespace, backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the model's configuration into a folder; return keywords of vllm.LLM."""
+    Path(folder, "config.json").write_text(json.dumps(SHAPE | args.shape))
+    Path(folder, "generation_config.json").write_text(json.dumps(dict(bos_token_id=1, eos_token_id=2)))
+    return dict(
+        model=folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=LONGEST, dtype="bfloat16",
+        max_num_seqs=args.seqs, max_num_batched_tokens=args.tokens, enable_prefix_caching=False, seed=0,
+        gpu_memory_utilization=0.2, kv_cache_memory_bytes=int(args.kv_gib * 2**30), disable_log_stats=True,
+        kv_cache_dtype=args.kv_dtype, attention_config={"backend": backend},
+    ) | {**options} | args.options  # fmt: skip
 
 
 def reinitialise(model: Any) -> None:
@@ -109,16 +126,19 @@ def workloads(args: argparse.Namespace) -> dict[str, list[tuple[list[int], int]]
     from benchmarks.traces import requests
 
     generator = torch.Generator().manual_seed(0)
+    vocabulary = (SHAPE | args.shape)["vocab_size"]
 
     def prompt(length: int) -> list[int]:
-        return torch.randint(10, SHAPE["vocab_size"], (length,), generator=generator).tolist()  # type: ignore
+        return torch.randint(10, vocabulary, (length,), generator=generator).tolist()
 
     cut = itertools.islice(requests(args.trace), args.requests)
     lengths = [(max(1, min(r.prompt, LONGEST - 1024)), max(1, min(r.output, 512))) for r in cut]
-    return {
+    found = {
         "batch": [(prompt(length), NEW) for length in PROMPTS],
         "trace": [(prompt(length), new) for length, new in lengths],
+        "context": [(prompt(length), SOON) for length in CONTEXTS],
     }
+    return found | {"context-long": [(tokens, new + MORE) for tokens, new in found["context"]]}
 
 
 # ---- all engines -----------------------------------------------------------------------------------
@@ -127,11 +147,22 @@ def workloads(args: argparse.Namespace) -> dict[str, list[tuple[list[int], int]]
 class Engine:
     """An engine's process, and the lines that it answers."""
 
-    def __init__(self, attention: str, arguments: list[str], log: Path) -> None:
+    def __init__(
+        self, attention: str, arguments: list[str], log: Path, module: str = "benchmarks.hosts.vllm_8b",
+        **environment: str,
+    ) -> None:  # fmt: skip
         self.attention, self.log = attention, log
-        command = [sys.executable, "-m", "benchmarks.hosts.vllm_8b", "--engine", attention, *arguments]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log.open("w"), text=True)
+        command = [sys.executable, "-m", module, "--engine", attention, *arguments]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True,
+            env=os.environ | environment, preexec_fn=os.setpgrp,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the process and its workers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def read(self, seconds: float) -> dict[str, Any] | None:
         """Return the next answer.  If it is late, end the process and return None."""
@@ -142,7 +173,7 @@ class Engine:
         reader.join(max(seconds, 1.0))
         if got and got[0].strip():
             return dict(json.loads(got[0]))
-        self.process.kill()
+        self.close()
         print(f"{self.attention}: no answer; its log ends in\n{self.log.read_text()[-3000:]}", flush=True)
         return None
 
@@ -167,7 +198,7 @@ def main() -> None:
     kind.add_argument("--eager", dest="graphs", action="store_false", default=True)
     kind.add_argument("--graphs", action="store_true", help="torch.compile and CUDA graphs, as vLLM does by itself")
     parser.add_argument("--no-compile", action="store_true", help="with --graphs: graphs of decodes alone, uncompiled")
-    parser.add_argument("--workloads", nargs="+", choices=["batch", "trace"], default=["batch", "trace"])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["batch", "trace"])
     parser.add_argument("--trace", type=Path, help="default: lengths as in Azure's conversation trace")
     parser.add_argument("--requests", type=int, default=128, help="of the trace")
     parser.add_argument("--rounds", type=int, default=3, help="counted ones")
@@ -175,6 +206,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="of a step, at most")
     parser.add_argument("--kv-gib", type=float, default=0.0, help="of each engine's cache; 0: what there is room for")
     parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--shape", type=json.loads, default={}, help="changes of the model's configuration, as JSON")
+    parser.add_argument("--options", type=json.loads, default={}, help="more keywords of vllm.LLM, as JSON")
     parser.add_argument("--seconds", type=float, default=540.0, help="after which what is known is written")
     parser.add_argument("--loading", type=float, default=300.0, help="seconds after which an engine is left out")
     parser.add_argument("--logs", type=Path, help="a folder for what engines print; by default a temporary one")
@@ -230,7 +263,7 @@ def main() -> None:
             print(f"{name:6} {'graphs' if args.graphs else 'eager':6} {attention:12} {rate:8.0f} new tokens/s")
         print(f"{name:6} tokens as paged_attn's, and requests that begin so: {equal[name]}")
     for x in engines:
-        x.process.kill()
+        x.close()
 
 
 def agreement(of: dict[str, Any]) -> dict[str, tuple[float, float]]:
