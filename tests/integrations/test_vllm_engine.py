@@ -50,7 +50,7 @@ def says(*arguments: str, module: str = "vllm_tiny") -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", [x for x in vllm_tiny.KINDS if x != "deepseek"])
+@pytest.mark.parametrize("model", [x for x in vllm_tiny.ON_CPUS if x != "deepseek"])
 def test_tokens_are_those_of_transformers(model: str) -> None:
     """Prompts in chunks, decodes beside them, and a start that two prompts share (prefix cache)."""
     arguments = ("--models", model, "--attention", "paged_attn")

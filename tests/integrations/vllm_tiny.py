@@ -50,6 +50,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("Llama4", SIZES | CHUNKS),  # chunked layers, a temperature by position
     "gpt_oss": ("GptOss", SIZES | MIXED | dict(num_local_experts=2, num_experts_per_tok=1)),  # sinks
 }
+ON_CPUS = tuple(KINDS)  # kinds that tests run on CPUs; the others are Llama with other heads, for GPUs
+KINDS |= {
+    "llama_wide": ("Llama", SIZES | dict(head_dim=128)),
+    "llama_one_head": ("Llama", SIZES | dict(head_dim=128, num_key_value_heads=1)),  # one KV head
+}
 START = [7, 3, 11, 5] * 10
 PROMPTS = [[4, 9, 31, 17], [5], [*range(20, 43)], [*START, 90, 91], [*START, 93], [*range(100, 170)], [8, 9] * 15]
 NEW = 8
@@ -91,7 +96,7 @@ def generate(kind: str, attention: str, speculate: bool, singly: bool = False, *
         options["attention_config"] = {"backend": attention}
     if cpu and kind == "deepseek":  # where the machine has AMX, vLLM would take another of its own
         options["attention_config"] = {"backend": "CPU_MLA"}
-    options |= {"kv_cache_memory_bytes": 64 << 20} if cpu else {"gpu_memory_utilization": 0.3}
+    options = ({"kv_cache_memory_bytes": 64 << 20} if cpu else {"gpu_memory_utilization": 0.3}) | options
     with tempfile.TemporaryDirectory() as folder:
         save(kind, folder)
         if speculate:  # by the model itself: its drafts are right, and several tokens are accepted at a time
@@ -106,6 +111,7 @@ def generate(kind: str, attention: str, speculate: bool, singly: bool = False, *
         outs = engine.generate(asked, sampling, use_tqdm=False)
         alone = [engine.generate([one], sampling, use_tqdm=False)[0] for one in asked] if singly else outs
         chosen = engine.apply_model(implementation)
+        engine.llm_engine.engine_core.shutdown()  # or workers stay until this process ends
     import vllm
 
     tokens, single = ([list(out.outputs[0].token_ids) for out in of] for of in (outs, alone))
