@@ -2,12 +2,11 @@
 
     python -m benchmarks.hosts.vllm_ranks --json ranks.json --logs logs
 
-Part `tokens`: greedy tokens of tiny random models in engines on one GPU and on two.  Each lane is a process that runs
-its engines one after another, and all lanes run side by side.  A line is printed for each engine, and for each
-comparison of two engines.
+Part `tokens`: greedy tokens of tiny random models in engines on one GPU and on two, each in a process of its own.  A
+line is printed for each comparison of two engines.
 
 Part `rates`: new tokens/s of two models of random weights, each over CUSTOM and over FLASH_ATTN.  These engines load
-beside the lanes.  They are measured in turns, after all lanes have ended.
+beside those of part `tokens`.  They are measured in turns, after all of those have ended.
 
 vLLM's model runner V2 captures decodes of FLASH_ATTN under DCP with an empty context, and replays attend to no context.
 So models under DCP are measured with model runner V1, which captures a context.
@@ -18,7 +17,6 @@ All-reduce: NCCL without NVLink multicast.  vLLM's own all-reduce, and those of 
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import json
 import os
@@ -60,17 +58,11 @@ FORMATS = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
 class Run(NamedTuple):
     """An engine of a tiny model (tests/integrations/vllm_tiny.py), or the model in transformers."""
 
+    gpus: str
     model: str
     attention: str  # paged_attn, a backend of vLLM's, or transformers: dense attention in float32 on the CPU
     options: Mapping[str, Any] = {}  # of vllm.LLM, beside TINY
     like: tuple[str, ...] = ()  # runs whose tokens are expected
-
-
-class Lane(NamedTuple):
-    """Runs of one process, one after another."""
-
-    gpus: str
-    runs: Mapping[str, Run]
     environment: Mapping[str, str] = {}
 
 
@@ -79,95 +71,74 @@ def short(kind: str) -> str:
     return kind.partition("_")[0]
 
 
-def of_format(name: str, gpus: str, dtype: Mapping[str, Any]) -> Lane:
-    """Return a lane: caches with scales by token over CUSTOM and over vLLM's Triton kernels, on one GPU."""
+def of_formats(suffix: str, gpus: str, dtype: Mapping[str, Any], dense: Mapping[str, str]) -> dict[str, Run]:
+    """Return runs over caches with scales by token: CUSTOM and vLLM's Triton kernels, on one GPU.
+
+    dense: format -> run whose tokens both should have.
+    """
     runs = {}
     for kind in FORMATS:
-        options = WORKERS | {"kv_cache_dtype": kind} | {**dtype}
-        like = () if dtype else (f"dense-{short(kind)}",)
-        runs[f"{short(kind)}{name}-triton"] = Run("llama_wide", "TRITON_ATTN", options, like)
-        runs[f"{short(kind)}{name}"] = Run("llama_wide", "paged_attn", options, (*like, f"{short(kind)}{name}-triton"))
-    return Lane(gpus, runs)
+        name, options = short(kind) + suffix, WORKERS | {"kv_cache_dtype": kind} | {**dtype}
+        like = tuple(dense[kind] for _ in range(kind in dense))
+        runs[f"{name}-triton"] = Run(gpus, "llama_wide", "TRITON_ATTN", options, like)
+        runs[name] = Run(gpus, "llama_wide", "paged_attn", options, (*like, f"{name}-triton"))
+    return runs
 
 
-LANES: dict[str, Lane] = {
-    "dense": Lane("", {
-        "dense": Run("llama", "transformers"),
-        "dense-one": Run("llama_one_head", "transformers"),
-        "dense-latent": Run("deepseek", "transformers"),
-        **{f"dense-{short(kind)}": Run("llama_wide", "transformers", {"kv_cache_dtype": kind}) for kind in FORMATS},
-    }),
-    "one": Lane("0", {
-        "one": Run("llama", "paged_attn", WORKERS, ("dense",)),
-        "one-head": Run("llama_one_head", "paged_attn", WORKERS, ("dense-one",)),
-        "one-latent": Run("deepseek", "paged_attn", WORKERS | FP16, ("dense-latent",)),
-        "one-bf16": Run("llama_wide", "paged_attn", WORKERS | BF16),
-        "one-head-bf16": Run("llama_one_head", "paged_attn", WORKERS | BF16),
-    }),
-    "formats": of_format("", "1", {}),
-    "formats-bf16": of_format("-bf16", "0", BF16),
-    "tp": Lane("0,1", {
-        "tp2-eager": Run("llama", "paged_attn", TWO, ("dense", "one")),
-        "tp2-graphs": Run("llama", "paged_attn", TWO | GRAPHS, ("dense", "one")),
-        "tp2-flash-eager": Run("llama_wide", "FLASH_ATTN", TWO | BF16, ("one-bf16",)),
-        "tp2-bf16-graphs": Run("llama_wide", "paged_attn", TWO | BF16 | GRAPHS, ("one-bf16", "tp2-flash-eager")),
-        "tp2-flash-graphs": Run("llama_wide", "FLASH_ATTN", TWO | BF16 | GRAPHS, ("one-bf16", "tp2-bf16-graphs")),
-    }),
-    "dcp": Lane("0,1", {
-        "dcp1-eager": Run("llama_one_head", "paged_attn", dcp(), ("dense-one", "one-head")),
-        "dcp16-eager": Run("llama_one_head", "paged_attn", dcp(16), ("dense-one", "one-head")),
-        "dcp1-graphs": Run("llama_one_head", "paged_attn", dcp() | GRAPHS, ("dense-one", "one-head")),
-        "dcp1-bf16-graphs": Run("llama_one_head", "paged_attn", dcp() | BF16 | GRAPHS, ("one-head-bf16",)),
-        "dcp1-flash-eager": Run("llama_one_head", "FLASH_ATTN", dcp() | BF16, ("one-head-bf16", "dcp1-bf16-graphs")),
-        "dcp1-flash-graphs": Run("llama_one_head", "FLASH_ATTN", dcp() | BF16 | GRAPHS, ("dcp1-flash-eager",)),
-    }),
-    "dcp-v1": Lane("0,1", {
-        "latent-dcp1-eager": Run("deepseek", "paged_attn", dcp() | FP16, ("dense-latent", "one-latent")),
-        "dcp16-graphs-v1": Run("llama_one_head", "paged_attn", dcp(16) | GRAPHS, ("dense-one", "one-head")),
-        "latent-dcp16-graphs": Run(
-            "deepseek", "paged_attn", dcp(16) | FP16 | GRAPHS, ("dense-latent", "one-latent")
-        ),
-        "dcp1-flash-graphs-v1": Run("llama_one_head", "FLASH_ATTN", dcp() | BF16 | GRAPHS, ("dcp1-flash-eager",)),
-    }, V1),
-}  # fmt: skip
-RUNS = {name: run for of in LANES.values() for name, run in of.runs.items()}
+# vLLM's rotation before int4 has no operator for CPUs
+DENSE = {kind: f"dense-{short(kind)}" for kind in FORMATS if "int4" not in kind}
+ONE_HEAD, LATENT = ("dense-one", "one-head"), ("dense-latent", "one-latent")
+RUNS: dict[str, Run] = {
+    "dense": Run("", "llama", "transformers"),
+    "dense-one": Run("", "llama_one_head", "transformers"),
+    "dense-latent": Run("", "deepseek", "transformers"),
+    **{name: Run("", "llama_wide", "transformers", {"kv_cache_dtype": kind}) for kind, name in DENSE.items()},
+    "one": Run("0", "llama", "paged_attn", WORKERS, ("dense",)),
+    "one-head": Run("1", "llama_one_head", "paged_attn", WORKERS, ("dense-one",)),
+    "one-latent": Run("0", "deepseek", "paged_attn", WORKERS | FP16, ("dense-latent",)),
+    "one-head-bf16": Run("1", "llama_one_head", "paged_attn", WORKERS | BF16),
+    "tp2-eager": Run("0,1", "llama", "paged_attn", TWO, ("dense", "one")),
+    "tp2-graphs": Run("0,1", "llama", "paged_attn", TWO | GRAPHS, ("dense", "one")),
+    "dcp1-eager": Run("0,1", "llama_one_head", "paged_attn", dcp(), ONE_HEAD),
+    "dcp16-eager": Run("0,1", "llama_one_head", "paged_attn", dcp(16), ONE_HEAD),
+    "dcp1-graphs": Run("0,1", "llama_one_head", "paged_attn", dcp() | GRAPHS, ONE_HEAD),
+    "dcp16-graphs-v1": Run("0,1", "llama_one_head", "paged_attn", dcp(16) | GRAPHS, ONE_HEAD, V1),
+    "latent-dcp1-eager": Run("0,1", "deepseek", "paged_attn", dcp() | FP16, LATENT, V1),
+    "latent-dcp16-graphs": Run("0,1", "deepseek", "paged_attn", dcp(16) | FP16 | GRAPHS, LATENT, V1),
+    **of_formats("", "0", {}, DENSE),
+    **of_formats("-bf16", "1", BF16, {}),
+    "dcp1-bf16-graphs": Run("0,1", "llama_one_head", "paged_attn", dcp() | BF16 | GRAPHS, ("one-head-bf16",)),
+    "dcp1-flash-eager": Run("0,1", "llama_one_head", "FLASH_ATTN", dcp() | BF16, ("one-head-bf16",)),
+    "dcp1-flash-graphs": Run("0,1", "llama_one_head", "FLASH_ATTN", dcp() | BF16 | GRAPHS, ("dcp1-flash-eager",)),
+}
 
 
-def lane(name: str) -> None:
-    """Make the engines named on standard input, one after another; write a JSON line after imports and each engine.
-
-    Engines have worker processes, so that this process never initialises CUDA and can fork workers for each engine.
-    """
+def one(name: str) -> None:
+    """Make an engine, write a line of JSON with its tokens, and end at once: shutting down may take minutes."""
     answer = answering()
-    began = time.perf_counter()
     from tests.integrations import vllm_tiny
 
-    if name != "dense":
-        import vllm  # noqa: F401
-    answer(dict(loaded=round(time.perf_counter() - began, 1)))
-    for line in sys.stdin:
-        run = RUNS[line.strip()]
-        began = time.perf_counter()
-        try:
-            if run.attention == "transformers":
-                found = vllm_tiny.dense(run.model, run.options.get("kv_cache_dtype", "auto"))
-            else:
-                found = vllm_tiny.generate(run.model, run.attention, False, **TINY | {**run.options})
-        except BaseException:
-            found = dict(error=traceback.format_exc()[-1500:])
-        gc.collect()
-        answer(found | dict(seconds=round(time.perf_counter() - began, 1)))
+    run, began = RUNS[name], time.perf_counter()
+    try:
+        if run.attention == "transformers":
+            found = vllm_tiny.dense(run.model, run.options.get("kv_cache_dtype", "auto"))
+        else:
+            found = vllm_tiny.generate(run.model, run.attention, False, **TINY | {**run.options})
+    except BaseException:
+        found = dict(error=traceback.format_exc()[-1500:])
+    answer(found | dict(seconds=round(time.perf_counter() - began, 1)))
+    os._exit(0)
 
 
 class Tokens:
-    """Lanes that run side by side, each in a thread of this process, and what is known so far."""
+    """Runs side by side, each in a process, and what is known so far."""
 
-    def __init__(self, names: list[str], logs: Path, deadline: float, limit: float, write: Any) -> None:
+    def __init__(self, names: list[str], logs: Path, deadline: float, beside: int, write: Any) -> None:
         self.found: dict[str, dict[str, Any]] = {}
         self.compared: dict[str, dict[str, Any]] = {}
-        self._logs, self._deadline, self._limit, self._write = logs, deadline, limit, write
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._lane, args=(name,), daemon=True) for name in names]
+        self._logs, self._deadline, self._write = logs, deadline, write
+        self._lock, self._places = threading.Lock(), threading.Semaphore(beside)
+        self._threads = [threading.Thread(target=self._run, args=(name,), daemon=True) for name in names]
         for thread in self._threads:
             thread.start()
 
@@ -175,43 +146,22 @@ class Tokens:
         for thread in self._threads:
             thread.join(max(self._deadline - time.monotonic(), 0) + 5)
 
-    def _left(self) -> float:
-        return self._deadline - time.monotonic()
-
-    def _lane(self, name: str) -> None:
-        """Run a lane's engines.
-
-        The lane's first process forks workers.  After its first failure a second process repeats the failed run and
-        goes on; its workers are spawned, which takes longer.  If an engine does not answer, a new process goes on.
-        """
-        rest, gpus, more = list(LANES[name].runs), LANES[name].gpus, LANES[name].environment
-        for part, method in enumerate(("fork", "spawn", "spawn", "spawn")):
-            log = self._logs / f"lane-{name}-{part}.log"
-            workers = {"VLLM_WORKER_MULTIPROC_METHOD": method}
-            process = Engine(name, [], log, MODULE, **environment(gpus, True, {**more, **workers}))
-            alive = process.read(min(150, self._left())) is not None
-            while alive and rest and self._left() > 5:
-                found = process.ask(rest[0], min(self._limit, self._left()))
-                alive = found is not None
-                self._tell(name, rest[0], found or dict(error="no answer"), log)
-                if part == 0 and (found is None or "error" in found):
-                    break
-                del rest[0]
+    def _run(self, name: str) -> None:
+        with self._places:
+            left = self._deadline - time.monotonic()
+            if left < 5:
+                return self._tell(name, dict(error="not run"))
+            log, run = self._logs / f"tokens-{name}.log", RUNS[name]
+            process = Engine(name, [], log, MODULE, **environment(run.gpus, True, run.environment))
+            found = process.read(left)
             process.close()
-            if not rest or self._left() < 40:
-                break
-        for run in rest:
-            if run not in self.found:
-                self._tell(name, run, dict(error="not run"), log)
+        self._tell(name, found or dict(error="no answer"))
 
-    def _tell(self, lane: str, name: str, found: dict[str, Any], log: Path) -> None:
+    def _tell(self, name: str, found: dict[str, Any]) -> None:
         with self._lock:
             self.found[name] = found
             if "error" in found:
-                tail = log.read_text()[-4000:] if "Traceback" in found["error"] else ""
-                print(f"tokens {name}: FAILED: {found['error']}\n{tail}", flush=True)
-            else:
-                print(f"tokens {name} ({lane}): {found['seconds']} s, {found.get('attention', 'dense')}", flush=True)
+                print(f"tokens {name}: FAILED: {found['error']}", flush=True)
             known = {run: of["tokens"] for run, of in self.found.items() if "tokens" in of}
             pairs = [(run, other) for run in known for other in RUNS[run].like if other in known]
             for run, other in (pair for pair in pairs if name in pair):
@@ -367,28 +317,28 @@ def decode_rate(took: Mapping[str, float], requests: int) -> float:
 # ---- both ------------------------------------------------------------------------------------------
 
 
-def environment(gpus: str, lane: bool, more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a lane or an engine.  Lanes do not compile kernels ahead."""
-    return QUIET | {"CUDA_VISIBLE_DEVICES": gpus} | ({"PAGED_ATTN_PREPARE": "0"} if lane else {}) | {**more}
+def environment(gpus: str, tiny: bool, more: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of an engine.  Engines of tiny models do not compile kernels ahead."""
+    return QUIET | {"CUDA_VISIBLE_DEVICES": gpus} | ({"PAGED_ATTN_PREPARE": "0"} if tiny else {}) | {**more}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=["tokens", "rates"], default=["tokens", "rates"])
-    parser.add_argument("--lanes", nargs="*", choices=list(LANES), default=list(LANES), help="of part tokens")
+    parser.add_argument("--runs", nargs="*", choices=list(RUNS), default=list(RUNS), help="of part tokens")
+    parser.add_argument("--beside", type=int, default=16, help="engines of part tokens at a time")
     parser.add_argument("--models", nargs="*", choices=list(RATES), default=list(RATES), help="of part rates")
     parser.add_argument("--compile", action="store_true", help="torch.compile and graphs of all steps, in part rates")
     parser.add_argument("--rounds", type=int, default=3, help="counted ones")
     parser.add_argument("--seconds", type=float, default=420.0, help="after which what is known is written")
-    parser.add_argument("--tokens-seconds", type=float, default=240.0, help="after which lanes end")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds of one engine of part tokens")
+    parser.add_argument("--tokens-seconds", type=float, default=240.0, help="after which part tokens ends")
     parser.add_argument("--loading", type=float, default=240.0, help="seconds of loading engines of part rates")
     parser.add_argument("--logs", type=Path, help="a folder for what engines print; by default a temporary one")
     parser.add_argument("--json", type=Path, help="written anew after every result")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.engine:
-        return lane(args.engine)
+        return one(args.engine)
     began = time.monotonic()
     logs = args.logs or Path(tempfile.mkdtemp())
     os.makedirs(logs, exist_ok=True)
@@ -402,7 +352,7 @@ def main() -> None:
     told |= dict(rates=rates.rates, seconds=rates.seconds, equal=rates.equal, loaded=rates.loaded)
     try:
         limit = min(args.seconds, args.tokens_seconds)
-        tokens = Tokens(args.lanes if "tokens" in args.parts else [], logs, began + limit, args.limit, write)
+        tokens = Tokens(args.runs if "tokens" in args.parts else [], logs, began + limit, args.beside, write)
         told |= dict(compared=tokens.compared, tokens=tokens.found)
         tokens.join()
         print(f"tokens: done after {time.monotonic() - began:.0f} s", flush=True)

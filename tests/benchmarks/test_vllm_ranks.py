@@ -50,7 +50,6 @@ def test_the_first_position_that_differs_is_named_by_prompt() -> None:
 
 
 def test_every_run_is_compared_with_runs_that_exist() -> None:
-    assert len(vllm_ranks.RUNS) == sum(len(lane.runs) for lane in vllm_ranks.LANES.values()), "names differ"
     assert {other for run in vllm_ranks.RUNS.values() for other in run.like} <= {*vllm_ranks.RUNS}
 
 

@@ -111,7 +111,6 @@ def generate(kind: str, attention: str, speculate: bool, singly: bool = False, *
         outs = engine.generate(asked, sampling, use_tqdm=False)
         alone = [engine.generate([one], sampling, use_tqdm=False)[0] for one in asked] if singly else outs
         chosen = engine.apply_model(implementation)
-        engine.llm_engine.engine_core.shutdown()  # or workers stay until this process ends
     import vllm
 
     tokens, single = ([list(out.outputs[0].token_ids) for out in of] for of in (outs, alone))
