@@ -3,6 +3,7 @@
     NANO_VLLM=/path/to/nano-vllm python -m tests.integrations.nano_vllm                     # tokens of a tiny model
     ... --model 0.6b --throughput                                                           # on a GPU
     ... --model 0.6b --throughput --attention flash_attn (or vllm_flash_attn)               # its peers there
+    ... --model 0.6b --throughput --ranks 2                                                 # on two GPUs
 
 Weights are random.  On a CPU the calls of torch.cuda that nano-vllm makes are replaced here, not in its source.
 """
@@ -10,6 +11,7 @@ Weights are random.  On a CPU the calls of torch.cuda that nano-vllm makes are r
 from __future__ import annotations
 
 import argparse
+import atexit
 import copy
 import importlib.machinery
 import os
@@ -38,22 +40,32 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def main() -> int:
     """Exit status 1 if a token differs by more than a tie."""
+    options = _options()
+    counts = _prepare(options)
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(options, folder, counts)
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", choices=list(SHAPES), default="tiny")
     parser.add_argument("--attention", choices=["paged_attn", "flash_attn", "vllm_flash_attn"], default="paged_attn")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--throughput", action="store_true", help="also 256 requests of 100..1024 tokens in and out")
+    parser.add_argument("--ranks", type=int, default=1, help="nano-vllm's tensor_parallel_size")
     parser.add_argument("--new", type=int, default=6 if CPU else 64, help="tokens to generate in the comparison")
     options = parser.parse_args()
-    source = os.environ.get("NANO_VLLM", "")
-    if not os.path.isdir(os.path.join(source, "nanovllm")):
+    if not os.path.isdir(os.path.join(os.environ.get("NANO_VLLM", ""), "nanovllm")):
         parser.error("NANO_VLLM must name a checkout of nano-vllm")
-    sys.path.insert(0, source)
+    return options
+
+
+def _prepare(options: argparse.Namespace) -> dict[str, int]:
+    """Do what each rank's process needs before it imports nano-vllm; returns the process's counts of calls."""
+    sys.path.insert(0, os.environ["NANO_VLLM"])
     if CPU:
         _without_cuda()
-    counts = _provide(options.attention)
-    with tempfile.TemporaryDirectory() as folder:
-        return _run(options, folder, counts)
+    return _provide(options.attention)
 
 
 def _provide(attention: str) -> dict[str, int]:
@@ -143,7 +155,7 @@ def _run(options: argparse.Namespace, folder: str, counts: dict[str, int]) -> in
     from nanovllm import LLM, SamplingParams
 
     sizes = dict(max_model_len=512, max_num_batched_tokens=512, max_num_seqs=8) if CPU else dict(max_model_len=4096)
-    llm = LLM(folder, enforce_eager=CPU or options.eager, **sizes)
+    llm = LLM(folder, enforce_eager=CPU or options.eager, tensor_parallel_size=options.ranks, **sizes)
     vocabulary = SHAPES[options.model]["vocab_size"]
     torch.set_default_device("cpu")
     prompts = [torch.randint(3, vocabulary, (n,)).tolist() for n in (5, 300, 17, 64)]
@@ -201,3 +213,5 @@ def _throughput(llm: Any, params: Any, vocabulary: int) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+elif __name__ == "__mp_main__":  # a rank's process, which multiprocessing spawns: it has main's sys.argv
+    atexit.register(print, "calls in a spawned rank", _prepare(_options()))
