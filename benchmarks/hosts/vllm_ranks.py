@@ -20,7 +20,6 @@ import argparse
 import itertools
 import json
 import os
-import sys
 import tempfile
 import threading
 import time
