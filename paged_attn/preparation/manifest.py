@@ -15,6 +15,7 @@ from ..launching import triton_version
 from ..launching.locks import write_whole
 from ..launching.platform import Device
 from .engine_steps import Padded, Served
+from .model import Model
 from .processes import read
 
 
@@ -40,7 +41,7 @@ class Asked(NamedTuple):
             self.local and triton_version.builds_launchers(),
         )
         kind = "usual" if self.usual else "all"
-        told = [repr((one, *others)).encode() for one in self.served]
+        told = [repr((_of_any_rank(one), *others)).encode() for one in self.served]
         return sorted(f"{hashlib.sha256(one).hexdigest()[:32]}.{kind}" for one in told)
 
 
@@ -51,6 +52,14 @@ def found(asked: Asked) -> int | None:
         if all((_cache() / folder).is_dir() for folder in folders):
             return len(folders)
     return None
+
+
+def _of_any_rank(served: Served | Padded) -> Served | Padded:
+    """Layers as rank 0 has them: all ranks that share keys have the same kernels, and one rank compiles for all."""
+    options = served.model._asdict()
+    if options["shard"] is None:
+        return served
+    return served._replace(model=Model(**options | dict(shard=(0, *options["shard"][1:]))))
 
 
 def keep(asked: Asked, folders: Iterable[str]) -> None:

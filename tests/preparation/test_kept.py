@@ -9,6 +9,7 @@ import triton
 
 from paged_attn.launching.platform import Device
 from paged_attn.preparation import manifest
+from paged_attn.preparation.model import Model
 from tests.preparation.asked import ASKED, TINY
 
 
@@ -33,6 +34,9 @@ def test_whatever_decides_kernels_decides_what_is_found(cache: Path, monkeypatch
         *ASKED._replace(served=(other,)).names,
     }
     assert len(names) == 4
+    models = [Model(**TINY.model._asdict() | dict(shard=(rank, 2, 16))) for rank in (0, 1)]
+    ranks = [ASKED._replace(served=(TINY._replace(model=model),)) for model in models]
+    assert ranks[0].names == ranks[1].names != [mine], "ranks that share keys have the same kernels"
     assert ASKED._replace(served=(TINY, other)).names == ASKED._replace(served=(other, TINY)).names
     monkeypatch.setattr(manifest.triton_version, "builds_launchers", lambda: False)
     assert ASKED._replace(local=True).names == [mine], "there is nothing else to build"
