@@ -71,6 +71,21 @@ LONG_MASKS: dict[str, dict[str, Any]] = {
     "windows by head, not causal": dict(causal=False, head_windows=((100, 40), (-1, 9), (0, 0), (300, -1))),
 }
 
+# Cases of tests/kernels/hopper/test_hopper_masks.py that CI simulates: a mask of LONG_MASKS, and a case there.
+QUICK = {
+    ("chunk", "mixed, all"),
+    ("prefix", "mixed"),
+    ("spans beyond a window", "mixed, all"),
+    ("spans", "long, softcap"),
+    ("causal or not", "drafts, all"),
+    ("causal or not", "mixed"),
+    ("windows by head", "drafts, all"),
+    ("windows by KV head", "decodes"),
+    ("windows by head, not causal", "mixed"),
+    ("chunk", "decodes"),
+    ("chunk, not causal", "long, softcap"),
+}
+
 # (queries, keys, options, for each query the sum of 2^key over the keys that it sees)
 BY_HAND: list[tuple[int, int, dict[str, Any], list[int]]] = [
     # chunks of 3: keys 0 1 2 | 3 4 5 | 6

@@ -11,6 +11,7 @@ from tests.support.cases import run
 from tests.support.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
 from tests.support.hopper_cases.short import LONG, MIXED_WITH_CHUNK
 from tests.support.masks import LONG_MASKS as MASKS
+from tests.support.masks import QUICK
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
@@ -40,19 +41,6 @@ CASES: dict[str, dict[str, Any]] = {
     "long, all e4m3": LONG | ALL_E4M3 | dict(lse=False),
     "long, head_dim 64, sinks": LONG | dict(head_dim=64, sinks=True),
     "long, group 3, alibi": LONG | dict(heads=24, alibi=True),
-}
-QUICK = {
-    ("chunk", "mixed, all"),
-    ("prefix", "mixed"),
-    ("spans beyond a window", "mixed, all"),
-    ("spans", "long, softcap"),
-    ("causal or not", "drafts, all"),
-    ("causal or not", "mixed"),
-    ("windows by head", "drafts, all"),
-    ("windows by KV head", "decodes"),
-    ("windows by head, not causal", "mixed"),
-    ("chunk", "decodes"),
-    ("chunk, not causal", "long, softcap"),
 }
 NAMES = [
     pytest.param(mask, name, marks=[pytest.mark.quick] * ((mask, name) in QUICK)) for mask in MASKS for name in CASES
