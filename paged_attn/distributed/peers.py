@@ -35,6 +35,9 @@ class Peers:
     a rank returns at most `max_tokens * heads` rows.  If ranks do not reach each other's memory, collectives serve
     every merge, and `why_not` has the reason.
 
+    On each rank, Peers have 16 * world * max_tokens * heads * head_dim bytes of memory, with max_tokens * heads rounded
+    up to a multiple of 4.
+
     Args:
         process_group: a torch.distributed process group or a DeviceMesh of one dimension.  None: all processes.
         max_tokens: upper bound on the query tokens of a merge.

@@ -69,8 +69,8 @@ def _exchange(question: Question, launches: int) -> str:
     """What ranks send to each other after this rank's launches, and which launches then join the results."""
     rows = sum(question.query_lens) * question.model.heads
     sent = f"{bytes_of(bytes_exchanged(question))} to other ranks and as much from them, float32 states of {rows} rows"
-    behind = f"behind {some(launches, 'launch', 'launches')} one more through Peers"
-    return f"{sent}; {behind}, or pack_kernel, an all-to-all and unpack_kernel"
+    behind = f"behind {some(launches, 'launch', 'launches')} pack_kernel, an all-to-all and unpack_kernel"
+    return f"{sent}; {behind}, or one launch through Peers, which store twice as many bytes"
 
 
 def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:

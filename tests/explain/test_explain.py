@@ -135,8 +135,8 @@ def test_own_keys_and_the_exchange_of_a_shard_are_told() -> None:
     assert "keys and values 1.07 GB" in lines["memory"]
     assert "log-sum-exps 1.02 kB" in lines["memory"]
     assert lines["exchange"] == (
-        "99.1 kB to other ranks and as much from them, float32 states of 256 rows; behind 1 launch one more through "
-        "Peers, or pack_kernel, an all-to-all and unpack_kernel"
+        "99.1 kB to other ranks and as much from them, float32 states of 256 rows; behind 1 launch pack_kernel, an "
+        "all-to-all and unpack_kernel, or one launch through Peers, which store twice as many bytes"
     )
     assert "exchange" not in whole
     few = told(batch=3, keys="40", window=(3, -1), shard=(2, 4, 16))
