@@ -2,7 +2,7 @@
 
 `write_kv` writes float32 keys and values, and the reference reads them in float64, so an error is that of the format
 alone.  The error is norm(results - wanted) / norm(wanted), where `wanted` are results over float32 keys and values.
-int4 is measured a second time as vLLM writes it: each head is first rotated by random signs and a Hadamard matrix,
+A second measurement of int4 is as vLLM writes it: each head is first rotated by random signs and a Hadamard matrix,
 which makes its dims alike.  Queries are rotated in the same way, and results are rotated back.  Seeded generators draw
 the numbers:
 

@@ -93,7 +93,7 @@ def paged_attention(
         page_table: [seqs, max_pages] int32 | int64; entry p of a row is the page of keys p * page_size to
             (p + 1) * page_size - 1.  Entries past the last key may hold anything.  So may entries whose keys all lie
             before the window of every query.
-            Ragged: a pair (indptr [seqs + 1], indices), int32 | int64 each, any strides; row s is
+            Ragged: a pair (indptr [seqs + 1], indices), int32 | int64 each, any strides.  Row s is
             indices[indptr[s] : indptr[s + 1]].  Indices of a row past its sequence's last key, and indices outside of
             all rows, may hold anything.  Pass max_seqlen_k here: without it, the call is planned as if one sequence
             could have all indices.
@@ -137,7 +137,7 @@ def paged_attention(
             that the window or chunk hides.
         clip_spans: True: the window and chunk hide keys of spans, too.
         chunk: number of positions in a chunk (local layers of Llama 4).  A query at position p sees only keys of its
-            own chunk, from position p // chunk * chunk to p // chunk * chunk + chunk - 1.  causal and the window hide
+            own chunk, from position p // chunk * chunk to p // chunk * chunk + chunk - 1.  The window and causal hide
             further keys.  None: no chunks.
         softcap: number >= 0; scores become softcap * tanh(scores / softcap).  0: off.  A softcap above 64 takes a
             slower form, which is exact to float32 even for small scores.  With a softcap up to 64 and without
@@ -175,8 +175,8 @@ def paged_attention(
             are always in 0 to seq_len - 1, so loads by position need no mask.  The function must be elementwise,
             because blocks may be split or transposed.  The reference takes a function of torch instead.  Calls in plain
             torch take either.
-        score_mod_args: a tuple of further arguments of score_mod: contiguous tensors, which it gets as pointers, floats
-            and ints.
+        score_mod_args: a tuple of further arguments of score_mod: floats, ints, and contiguous tensors, which score_mod
+            gets as pointers.
         q_scale, k_scale, v_scale: real value = stored value * scale.  A float, or float32 of shape [], [1], [kv_heads],
             [1, kv_heads] or, for each sequence, [seqs, kv_heads]; any strides.  A scale of fp8 queries, or of an fp8 or
             int8 cache, is required.  A scale of 16-bit or float32 queries or caches must be None, except a q_scale by

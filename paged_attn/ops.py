@@ -208,7 +208,7 @@ def _state(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Ten
 
 
 def _register(schema: str, function: Callable[..., Any], looks: Callable[..., Any] | None) -> None:
-    """Register an operator.  looks: makes fake results; None: traces see the operators that `function` calls."""
+    """Register an operator.  looks: makes fake results.  None: traces see the operators that `function` calls."""
     name = schema.split("(")[0]
     _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
     if looks is None:

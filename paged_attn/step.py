@@ -105,8 +105,9 @@ def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Te
             None: one token per sequence, so tokens = seqs.
 
     Returns:
-        [tokens] int64, page * page_size + slot.  -1, which write_kv skips, for padding and for positions without a
-            page (past the last column or the end of a ragged row, or where the table's entry is negative).
+        [tokens] int64, page * page_size + slot.  Padding and positions without a page have -1, which write_kv skips.
+            Positions have no page past the last column or the end of a ragged row, or where the table's entry is
+            negative.
 
     Raises:
         ValueError: names the tensor, the axis and both sizes, and what to do.  If cu_seqlens_q is on the host, it must

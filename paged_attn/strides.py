@@ -1,10 +1,10 @@
 """Meaningful strides, and pages of any strides as runs of bytes.
 
-Strides have a meaning on axes with two elements or more, in tensors that are not empty.  torch may leave any number in
-other strides, so views of one memory may differ in them.  For example, in a latent cache with one KV head,
-`cache[..., :512].unsqueeze(2)` and `cache.unsqueeze(2)` have different strides of the head.  Code that compares tensors
-calls `same_steps`, or `lies_in` where keys may hold their values (multi-head latent attention).  Code that makes kernel
-arguments from strides calls `settled` first.
+Strides have a meaning on axes with two elements or more, in tensors that are not empty.  Other strides may hold any
+number that torch leaves there, so views of one memory may differ in these strides.  For example, in a latent cache with
+one KV head, `cache[..., :512].unsqueeze(2)` and `cache.unsqueeze(2)` have different strides of the head.  Code that
+compares tensors calls `same_steps`, or `lies_in` where keys may hold their values (multi-head latent attention).  Code
+that makes kernel arguments from strides calls `settled` first.
 
 Two tensors with an axis of pages are copied page by page, in runs of bytes.  `runs_of` merges axes where both tensors
 allow it, in the order of the target's strides.  A page of most caches is one run.

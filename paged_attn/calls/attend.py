@@ -56,7 +56,7 @@ def attend(
 def _attend_new(given: Tensors, options: Options, check: bool | None, of: call_cache.Signature | None) -> Any:
     """Check, plan and launch a call, and keep its launches for calls of equal signature.
 
-    of: the signature of the call; None: its launches are not kept.
+    of: the signature of the call.  None: its launches are not kept.
     """
     options = Options._make(unboxed([*options]))
     given = given._replace(**{name: unboxed(getattr(given, name)) for name in NUMBERS})

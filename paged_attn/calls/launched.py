@@ -34,7 +34,7 @@ IN_MODIFIERS = [name for name in Modifiers._fields if name in (*Tensors._fields,
 
 
 def run_of(given: Tensors, options: Options, device: Device, lse: Tensor | None, value_dim: int | None) -> Launches:
-    """The launches of a checked call of paged_attention.  value_dim: dims of results; None: head_dim."""
+    """The launches of a checked call of paged_attention.  value_dim: dims of results.  None: head_dim."""
     same = given.k_cache.data_ptr() == given.v_cache.data_ptr()
     problem = problem_of(given, options, device, INTERPRET)
     with arguments_for((*given.slots, lse)) as held:
@@ -48,7 +48,7 @@ def _new(k_new: Any, v_new: Any) -> KeyValues:
 
 
 def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
-    """Fields of Modifiers for spans.  right: the window's number of keys after a query's own place; None: all."""
+    """Fields of Modifiers for spans.  right: the window's number of keys after a query's own place.  None: all."""
     if spans is None:
         return {}
     fields = dict(spans=spans, spans_count=spans.shape[1], spans_stride=spans.stride(0), spans_step=spans.stride(1))

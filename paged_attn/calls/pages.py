@@ -83,7 +83,7 @@ def _run(
 ) -> None:  # fmt: skip
     """Run the kept call of this form and these tensors.  Without one, or if checks are on, run what `made` returns.
 
-    apart: whether the tensors of a kept call share no memory; False: `made` raises.
+    apart: whether the tensors of a kept call share no memory.  If they share memory, `made` raises.
     """
     found, of = call_cache.again(form, tensors), None
     if found is None:

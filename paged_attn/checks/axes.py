@@ -71,7 +71,7 @@ class Door:
     ) -> None:  # fmt: skip
         """Check a tensor's axes and dtype, and that its last axis is contiguous.
 
-        beside, decides: name and dtype of the argument that determines `dtypes`; None: no argument does.
+        beside, decides: name and dtype of the argument that determines `dtypes`.  None: no argument does.
         """
         self.place(name, value, dtypes, beside, decides)
         self.bind(name, value, axes)
@@ -257,7 +257,7 @@ class Door:
         """Check a scale: required for a tensor of fp8 or int8, refused for a tensor of another dtype.
 
         of, dtype: name and dtype of the tensor that is scaled.  axis: name of the axis along which the scale may
-        differ; None: one number only.  more: further shapes, for the error.
+        differ.  None: one number only.  more: further shapes, for the error.
         """
         if value is None:
             if dtype in SCALED:

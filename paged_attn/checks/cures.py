@@ -45,7 +45,7 @@ def of_dtype(
     Args:
         given: the dtype of the tensor.
         dtypes: the dtypes wanted.
-        beside, decides: name and dtype of the argument that determines `dtypes`; None: no argument does.
+        beside, decides: name and dtype of the argument that determines `dtypes`.  None: no argument does.
     """
     if name == "out":
         return OUT

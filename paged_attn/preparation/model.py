@@ -131,8 +131,8 @@ def batches_up_to(
     bounds = sorted({min(-(-keys // bucket) * bucket, max_seqlen) for keys in spread(max_seqlen)})
     for seqs, keys in itertools.product(spread(max_seqs, past=max_seqs), bounds):
         yield Lengths(False, seqs, seqs, 1, keys)
-        # With one sequence, plans depend on how full its blocks make the last round of programs.  3 and 3.2 rounds
-        # differ by only 7% of the tokens, so 16 sizes are tried from one power of two to the next.
+        # With one sequence, plans depend on how full its blocks make the last round of programs.  From 3 to 3.2 rounds
+        # are only 7% more tokens, so 16 sizes are tried from one power of two to the next.
         fine = spread(max_tokens, steps=16) if seqs == 1 else []
         for longest in {*spread(max_tokens, past=64), max(1, max_tokens // seqs), min(decode, max_tokens), *fine}:
             least, most = longest + seqs - 1, min(seqs * longest, max_tokens)

@@ -2,8 +2,8 @@
 
 A step writes random keys and values with `write_kv`, attends with `paged_attention`, and is compared with the
 reference.  The reference reads another cache, filled by the reference's `write_kv`, so a misplaced key shows as well.
-By the clock of the trace, whose requests arrive during the run, each step takes `step_seconds`, however long it takes
-here.  `prepare` compiles the kernels of all steps before the first step, and no other kernels.
+Requests of the trace arrive during the run.  By the trace's clock, each step takes `step_seconds`, however long it
+takes here.  Before the first step, `prepare` compiles the kernels of all steps, and no other kernels.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ INTRODUCTION = """# Regimes
 What decides which launches a call gets, made of the planners' own tables (`kernels/hopper/planning/regimes.py`,
 `kernels/portable/regimes.py`) by `python -m tests.planning.page`. A plan follows from what the host knows: shapes,
 dtypes, bounds and the device. A call's regime is the first row that has it, and `paged-attn explain` names it. The last
-column is the benchmark line that decided, of a suite (`suite: case`) or of `benchmarks/NOTES.md`, shortened; times are
-of one H200 each. `tests/planning/choices.txt` has the choices for all cases of all suites.
+column is the benchmark line that decided, of a suite (`suite: case`) or of `benchmarks/NOTES.md`, shortened. Times are
+of one H200 each, unless a line names another card. The file `tests/planning/choices.txt` has the choices for all cases
+of all suites.
 """
 BLOCKS = """## Kinds of blocks on Hopper
 
@@ -32,9 +33,8 @@ among the rest.
 """
 THRESHOLDS = """## Thresholds
 
-The numbers in those conditions, by the module that asks. To change one: change it, run
-the cases that its last column names (`python -m benchmarks.beside`, two checkouts on one card), and write the table of
-choices anew.
+The numbers in those conditions, by the module that asks. To change a number, also run the cases in its last column
+(`python -m benchmarks.beside`, two checkouts on one card), and write the table of choices anew.
 """
 
 

@@ -105,11 +105,11 @@ def unpack_kernel(out, lse, blocks, fours, sinks, tokens, rank, E: tl.constexpr,
 
 # ---- by stores to peers --------------------------------------------------------------------------
 #
-# Each rank has memory that all peers can write: blocks [2, RANKS, ROOM, VALUE_DIM] of words, where axis 0 is the turn
-# and axis 1 the rank that writes the block.  A word, int64, has a number of a result in its low half and the row's
-# log-sum-exp in its high half, both float32.  A log-sum-exp of 0 is sent as -0, so no word is 0.  Words are loaded and
-# stored whole.  So a word that is not 0 has arrived, and needs neither a flag behind it nor a fence before a flag.  A
-# rank stores 0 again in the words that it has read.
+# All ranks write words into each rank's memory, blocks [2, RANKS, ROOM, VALUE_DIM].  Axis 0 is the turn, and axis 1 the
+# rank that writes the block.  A word, int64, has a number of a result in its low half and the row's log-sum-exp in its
+# high half, both float32.  A log-sum-exp of 0 is sent as -0, so no word is 0.  Words are loaded and stored whole.  So a
+# word that is not 0 has arrived, and needs neither a flag behind it nor a fence before a flag.  A rank stores 0 again
+# in the words that it has read.
 #
 # Calls alternate between two turns, so call n + 2 writes over the blocks of call n.  Before that, in call n + 1, the
 # rank has read words of every peer.  A peer sends the words of call n + 1 after its call n has ended, with the words of

@@ -38,7 +38,7 @@ INT8_PAIRS = tl.constexpr(_INT8 % ("0x4240", "0x4341"))
 INT8_FOURS = tl.constexpr(_INT8 % ("0x4140", "0x4342"))  # four bytes in their order
 
 # int4 to float16: the four bits of a number n, with the byte 0x54 above and four zeros below, are the float16 64 + n.
-# $0 has the numbers in the lowest four bits of two int16 words, $3 those in the uppermost.
+# Output $0 has the numbers in the lowest four bits of two int16 words, output $3 those in the uppermost.
 INT4_WORDS = tl.constexpr(
     """{
     .reg .b32 first, second, third, fourth;

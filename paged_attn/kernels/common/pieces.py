@@ -5,8 +5,8 @@ Three ways are compared.  In the first two, each lane tries one size of pieces:
 - All blocks are cut.
 - Only blocks behind whole rounds of programs are cut.  With 132 programs and 8 KV heads, these are each KV head's last
   8 of 24 blocks.
-- Blocks are laid end to end, and every program has an even share of the line.  With 132 programs, 8 KV heads and 12
-  blocks of each, a share is 8/11 of a block.
+- Programs have even shares of all blocks, laid end to end.  With 132 programs, 8 KV heads and 12 blocks of each, a
+  share is 8/11 of a block.
 
 This file is plain Triton, so that the interpreter can run it.
 """

@@ -95,7 +95,7 @@ class Modifiers(NamedTuple):
     sinks: Any = None  # [heads]
     score_mod_args: Any = None  # arguments of Shape.SCORE_MOD after (score, query_pos, key_pos, head)
     query_positions: Any = None  # int [tokens], positions of queries and of the call's own keys; None: their places
-    # with query_positions: how many positions after its own a query sees among the call's own keys; None: all
+    # number of positions after its own that a query sees among the call's own keys, with query_positions; None: all
     position_right: Any = None
     causal: Any = None  # bool [seqs]: sequences for which `right` is 0; comes with `right`
     prefix_lens: Any = None  # int [seqs]: keys before these places are always visible

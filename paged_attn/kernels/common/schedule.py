@@ -22,9 +22,9 @@ from .shards import own_before
 # With Shape.WHOLE, a share may have this many tiles more than an even share.  The first number is for shares of one
 # block.  The second is for shares of several blocks, and for blocks of several shares.
 EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
-# If a sequence has several blocks, and no share has more than one block, shares with the same part of different blocks
-# read the same keys at the same time, mostly from L2.  Shares may then exceed even shares by this many eighths of an
-# even share, if that is more than the tiles above.
+# If a sequence has several blocks, and no share has more than one block, shares of the same part of different blocks
+# read the same keys.  They read at the same time, so mostly from L2.  Shares may then exceed even shares by this many
+# eighths of an even share, if that is more than the tiles above.
 EXTRA_EIGHTHS_IN_STEP = tl.constexpr(3)
 QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # upper bound of the error of a quotient of whole numbers in float32
 

@@ -136,9 +136,9 @@ def _box_dims(padded: int) -> int:
 def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """Descriptor of a cache as [rows, heads, dim]: rows are a slot's stride apart, and pages ROWS_PER_PAGE rows apart.
 
-    dim: number of elements of a key or value; an element of int4 has two dims.  padded: number of
-    elements of a box's row, unless boxes have parts of 64 dims (`_box_dims`).  PAIRED: the descriptor has half as many
-    heads of twice the dims.  x-packed caches have other axes (`_packed_box`, `_core_box`).
+    dim: number of elements of a key or value.  An element of int4 has two dims.  padded: number of elements of a box's
+    row, unless boxes have parts of 64 dims (`_box_dims`).  PAIRED: the descriptor has half as many heads of
+    twice the dims.  x-packed caches have other axes (`_packed_box`, `_core_box`).
     """
     if pipe.PACKED:
         return (_packed_box if pipe.SHARES else _core_box)(kv, dim, padded, shape, pipe)

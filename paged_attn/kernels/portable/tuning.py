@@ -217,11 +217,11 @@ def head_blocks(p: Problem) -> int:
 def most_rows(p: Problem) -> int:
     """Maximum rows of a block of wide heads, as registers allow: 64, with exceptions.
 
-    16 rows: float32 latents; fp8 and int8 latents on GPUs older than sm_89 or not NVIDIA's; all other latents on GPUs
-    older than sm_80 or not NVIDIA's.
+    16 rows: latents in products of float32, and all latents on GPUs older than sm_80 or not NVIDIA's.  Blocks over
+    fp8 and int8 latents have 16 rows also on GPUs older than sm_89.
 
-    32 rows: batch-invariant calls, because they hold two states; all other fp8 and int8 latents; 16-bit latents, except
-    on sm_90, where products read shared memory.
+    32 rows: other batch-invariant calls, because they hold two states, and other fp8 and int8 latents.  Latents of 16
+    bits have 32 rows, too, except on sm_90, where products read shared memory.
     """
     by_hand = p.cache.itemsize == 1 and p.device.capability < 89
     if p.latent and (p.compute == torch.float32 or p.device.capability < 80 or by_hand):

@@ -131,7 +131,7 @@ _INT8 = gl.constexpr("{ .reg .b32 x, above, less; mov.b32 x, $2;" + _from_int8("
 def widen_bytes(x, FP8: gl.constexpr):
     """Widen int32 words of four one-byte numbers to (words of the lower two, words of the upper two) in float16.
 
-    FP8: mantissa bits of the format; 7: int8.
+    FP8: mantissa bits of the format, or 7 for int8.
 
     Without this PTX, the compiler would convert each element to float32 first.
     """

@@ -131,9 +131,9 @@ def sums_together(state, sums):
 def without_zeros(acc, below, UNIT: gl.constexpr):
     """Return results [DIM, N] of int4 values: acc, sums of weighted stored numbers, less weighted zero points.
 
-    below [N, warps, 8 lanes]: each thread's sums of weights times zero points.  UNIT: number in acc that
-    stands for 1 in even dims; in odd dims, 16 * UNIT does.  `columns.gather_columns` orders dims later: here, every
-    second group of eight rows has odd dims.
+    below [N, warps, 8 lanes]: each thread's sums of weights times zero points.  UNIT: number in acc that stands for 1
+    in even dims.  In odd dims, 16 * UNIT stands for 1.  `columns.gather_columns` orders dims later: here, every second
+    group of eight rows has odd dims.
     """
     row = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, acc.type.layout))
     unit = gl.where(row // 8 % 2 == 1, 1 / 16 / UNIT, 1 / UNIT)

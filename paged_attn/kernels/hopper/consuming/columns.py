@@ -96,7 +96,7 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
 def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
     """Return the shared memory for the weights [N, TILE] of a tile.
 
-    i: number of the tile in the order of visits; 0 is the item's last tile.  done: number of blocks before the item.
+    i: number of the tile in the order of visits, from the item's last tile on.  done: number of blocks before the item.
     """
     if is_shared(P):
         gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
@@ -243,7 +243,7 @@ def attend_columns(
     """(turns, state) after the tiles of an item, the last tile first; the state's acc is [VALUE_PADDED, N].
 
     lo: first key that some row of the block sees, inclusive.
-    total [N]: with int4 keys, the sum of each query's dims (`take_queries`); otherwise None.
+    total [N]: the sum of each query's dims (`take_queries`) with int4 keys, otherwise None.
     """
     EARLY: gl.constexpr = is_early(S, P)
     IN_ONE: gl.constexpr = in_one_ring(S, P)

@@ -144,8 +144,8 @@ def weigh_at_once(
     """(words [R, N / 8, 4] of two 16-bit weights, decay, maximum, sums, acc) of scores [R, N], by the maximum so far.
 
     A row is weighed again if it has no maximum yet, or if a thread's sum shows that its maximum is far too small.
-    `weigh_again` has further cases with a polynomial, and with normalized queries.  The branch that weighs rows again
-    waits for the running product, and multiplies acc by decay.  `weigh` explains decay, maximum and sums.
+    A polynomial and normalized queries add further cases (`weigh_again`).  The branch that weighs rows again waits for
+    the running product, and multiplies acc by decay.  `weigh` explains decay, maximum and sums.
 
     RELATIVE: scores are exponents from which the base of the maximum is already subtracted.
 

@@ -141,7 +141,7 @@ def add_alibi(
 
     Symmetric ALiBi adds -slope * |key - query| instead, by four operations.
 
-    first: position of the tile's first key.  offset [R, 4] is equal in the row's four threads; None: 0.
+    first: position of the tile's first key.  offset [R, 4] is equal in the row's four threads.  None: 0.
 
     A key's number is a sum of a number that is known at compile time and a number of the thread (`places_of_keys`).
     Converting an integer for each score would take as long as an exponential.

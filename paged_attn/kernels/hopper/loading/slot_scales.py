@@ -23,7 +23,7 @@ MIN_SCALE, MAX_SCALE = gl.constexpr(2.0**-100), gl.constexpr(2.0**100)
 
 @triton.constexpr_function
 def kinds_of(OF_VALUES, P):
-    """Number of floats for each token: a key's scale, or log and inverse of a value's; int4: and the zero point."""
+    """Number of floats for each token: a key's scale, or log and inverse of a value's, and with int4 its zero point."""
     return (2 if OF_VALUES else 1) + (P.FP8 == 4)
 
 

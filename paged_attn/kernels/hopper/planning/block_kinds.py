@@ -63,8 +63,8 @@ MAX_QUERIES_SHARE: Annotated[
     float,
     Threshold(
         "of a sequence's keys that are its queries",
-        "behind a longer context all blocks of a sequence see about equally many keys, so the number of blocks a "
-        "program counts; without a context the last blocks see the most keys, and the first ones fill the gaps",
+        "without a context, the last blocks of a sequence see the most keys, and the first blocks fill the gaps. "
+        "Behind a longer context, all blocks see about equally many keys, so the number of blocks a program counts",
         "1 x 4096 behind 131072 keys: 6 rounds of 192 rows, 8 of 128",
     ),
 ] = 1 / 2

@@ -54,9 +54,9 @@ MIN_FP8_SCORES_WORTH_PARTS: Annotated[
 def parts_of(p: Problem, apart: bool) -> int:
     """Return the number of parts into which a KV head's query heads are cut, each with blocks of its own; 1: not cut.
 
-    The number of a part's heads is a power of two.  Groups are cut only if they have more than MAX_HEADS heads or leave
-    too many rows of a block empty, if queries are long enough to fill the parts' blocks, and if all KV heads together
-    have no more parts than there are multiprocessors.
+    The number of a part's heads is a power of two.  A group is cut only if it has more than MAX_HEADS heads or leaves
+    too many rows of a block empty.  Queries must also be long enough to fill the parts' blocks, and all KV heads
+    together must have at most as many parts as there are multiprocessors.
 
     apart: sequences of one token have another launch, so one long sequence is enough.  A sequence of max_seqlen_q
     tokens is taken to exist if it would leave at least a token for each other sequence.
@@ -136,9 +136,9 @@ MIN_SCORES_PER_KEY: Annotated[
 def products_outlast_reading(p: Problem) -> bool:
     """Whether queries are so many for each key that products take longer than reading.
 
-    The mean number of a sequence's query tokens must be at least MIN_TOKENS_PER_LONG_SEQ.  If a sequence may have n
-    times as many keys as the longest query has tokens, this minimum is n times larger, because the host does not know
-    which sequences have a context.
+    The mean number of a sequence's query tokens must be at least MIN_TOKENS_PER_LONG_SEQ.  The host does not know which
+    sequences have a context.  So if a sequence may see n times as many keys as the longest query has tokens, this
+    minimum is n times larger.
     """
     keys = p.keys_seen(p.max_seqlen_q)
     return p.tokens * min(p.max_seqlen_q, keys) >= MIN_TOKENS_PER_LONG_SEQ * p.seqs * keys
@@ -192,7 +192,7 @@ MAX_PORTABLE_KEYS: Annotated[
     int,
     Threshold(
         "keys that few rows see",
-        "an item waits for queries, keys and stores one after the other, 2 us with nothing under way; four portable "
+        "an item waits for queries, keys and stores one after the other, 2 us with nothing under way. Four portable "
         "programs of a multiprocessor hide each other's waits, and so few keys are not cut",
         "256 decodes of 64 keys of 64 dims 36.3 -> 16.9 us, 64 x 256 over e4m3 22.4 -> 16.8; 384 keys 0.94 to 1.6x",
     ),

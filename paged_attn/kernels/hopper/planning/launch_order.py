@@ -56,8 +56,8 @@ def blocks(p: Problem, two_lists: bool = False) -> tuple[Launch, ...]:
 def wide_blocks(p: Problem) -> tuple[Launch, ...]:
     """Return launches of blocks with two widths or wide heads: one for each 256 dims of values.
 
-    Few rows beside longer queries have an earlier launch in two cases: over fp8 and int8, because a converter is
-    slower than memory, and beyond 256 dims, because with wide values two launches of blocks would read their keys.
+    Few rows beside longer queries have an earlier launch in two cases.  Over fp8 and int8, a converter is slower than
+    memory.  Beyond 256 dims, two launches of blocks would read their keys if values are wide, too.
     """
     launches = blocks(p)
     if not is_even(p) and (p.cache.itemsize == 1 or p.widest > 256):

@@ -130,8 +130,8 @@ REGIMES = (
     Regime(
         "many rows of two widths or wide heads",
         "some sequence has more than 64 rows",
-        "blocks kernel, 128 rows, 8 warps, a launch for each 256 dims of values; decodes as blocks, too; over fp8 or "
-        "beyond 256 dims, decodes by the portable kernel or by shares before",
+        "blocks kernel, 128 rows, 8 warps, a launch for each 256 dims of values; decodes as blocks, too. Over fp8 or "
+        "beyond 256 dims: decodes before, by the portable kernel or by shares",
         "registers hold results of 256 dims; decodes as blocks only wait for memory, so a launch of their own gains "
         "little",
         "wide: prefill b4 x 4096, 192/128 4421 -> 1805 us; 512 5989 -> 2598 us",

@@ -49,8 +49,8 @@ def keys_are_soon_read(p: Problem) -> bool:
 def columns_leave_few_registers(p: Problem, columns: int) -> bool:
     """Whether registers suffice only for tiles of 64 keys, because keys pass through registers beside the columns.
 
-    x-packed keys of 16 bits: True for 16 columns.  False for more columns: the next tile is then not loaded early
-    (`columns.is_early`), so registers suffice for tiles of 128 keys.  fp8, int8 and int4 keys: True for more than 16
+    x-packed keys of 16 bits: True for 16 columns only.  With more columns, the next tile is not loaded early
+    (`columns.is_early`), so registers suffice for tiles of 128 keys.  Keys of fp8, int8 and int4: True for more than 16
     columns, and always if x-packed.
     """
     fp8 = p.cache.itemsize == 1

@@ -30,7 +30,7 @@ MAX_BYTES_OF_COPIES: Annotated[
     Threshold(
         "bytes of whole pages, for as many keys of each sequence as the bounds allow",
         "engines leave a tenth of a GPU's memory beside the cache, 8 GB on the smallest, and every graph keeps its "
-        "copies; with 8 heads of 128 dims 2^30 bytes are 262144 keys",
+        "copies. With 8 heads of 128 dims, 2^30 bytes are 262144 keys",
         "not measured",
     ),
 ] = 1 << 30

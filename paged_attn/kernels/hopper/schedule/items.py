@@ -235,6 +235,7 @@ def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr
     """(Taken, whether the next item is of the first list) after a counter's answer.
 
     If the answer is behind the last item of the list that was asked, an item of the other list is taken.
+
     next_many: number of the first list's first item that no program begins with.
     """
     if not P.MIXED:

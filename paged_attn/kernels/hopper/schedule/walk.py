@@ -97,8 +97,8 @@ def holders_of(share, first_share, second, pieces, PIECE: gl.constexpr):
     """Number of shares in which pieces of a block begin; second: the unit at which the block's second piece begins.
 
     With shares of PIECE units or more, a piece begins in every share up to the share in which the last piece begins.
-    With smaller shares, each piece begins in a share of its own, except that the second may begin in the share of the
-    first, because the first piece may have fewer than PIECE units.
+    With smaller shares, each piece begins in a share of its own, with one exception.  The second piece may begin in the
+    share of the first, because the first piece may have fewer than PIECE units.
     """
     if pieces == 1:
         holders = pieces
