@@ -49,7 +49,7 @@ class Argument(NamedTuple):
     axes: tuple[str, ...] = ()
     dtypes: str = ""  # if `axes` are given: a key of KINDS in checks/argument_rows.py, or "beside scores"
     mods: tuple[str, ...] = ()  # fields of kernels/common/records.Modifiers that carry the argument
-    bounds_left: bool = False  # whether the argument can change which key is the first that a query sees
+    bounds_left: bool = False  # whether the argument can move the lower bound of the keys that a query sees
     help: str = ""  # help text of the command's option; "": the option is defined by hand, or there is none
 
 

@@ -6,18 +6,20 @@ from collections import Counter
 
 import torch
 
+from ..arguments import ARGUMENTS
 from ..records.formats import INT4, is_fp8
 from .question import Question
 
-# Field of Model -> assumption of the counts.  The field says that an argument is given, but not what it contains.
-ASSUMED = {
+# Arguments that kernels get as modifiers: those whose hidden keys are counted, and those that hide no key.
+COUNTED = ("causal", "window_size", "chunk", "clip_spans", "shard")
+OF_NO_KEY = ("softcap", "alibi_slopes", "alibi_symmetric", "sinks", "score_mod_args")
+# Field of Model -> assumption of the counts.  Of a tensor the field says that it is given, but not what it contains.
+ASSUMED = {x.name: f"{x.name} hides no key" for x in ARGUMENTS if x.mods and x.name not in COUNTED + OF_NO_KEY} | {
     "head_windows": "every head has the window of --window",
     "causal_seqs": "--causal or --not-causal holds for every sequence",
     "prefix_lens": "prefix_lens show no key",
     "spans": "spans show no key",
     "query_positions": "positions are places",
-    "qq_bias": "qq_bias hides no key",
-    "qq_mask": "qq_mask hides no key",
     "score_mod": "score_mod hides no key",
 }
 

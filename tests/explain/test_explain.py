@@ -178,6 +178,7 @@ def test_this_machine_has_its_own_ceilings_if_they_are_known(
 
 # options of the command that give each argument whose contents hide or show keys
 CONTENTS: dict[str, dict[str, Any]] = {
+    **{x.name: {x.name: x.others[0]} for x in ARGUMENTS if x.name in words.ASSUMED and x.others},
     **{name: {name: True} for name in ("head_windows", "causal_seqs", "prefix_lens", "query_positions")},
     **{name: {name: 2} for name in ("spans", "qq_bias", "qq_mask")},
     "score_mod": dict(score_mod="tests.support.score_mods:softcap", score_mod_args="5.0"),
@@ -204,10 +205,14 @@ def test_plain_torch_is_told_as_with_an_option_for_all(field: str, options: dict
 
 def test_whatever_decides_who_sees_what_is_counted_or_told() -> None:
     """Rows of the argument table that reach kernels as modifiers: options that are counted, contents that are told."""
-    counted = {"causal", "window_size", "chunk", "shard"}
-    of_no_key = {"clip_spans", "softcap", "alibi_slopes", "alibi_symmetric", "sinks", "score_mod_args"}
-    told = {x.name for x in ARGUMENTS if x.mods} - counted - of_no_key | {"score_mod"}
-    assert told == {*words.ASSUMED} == {*CONTENTS}
+    assert {*words.COUNTED, *words.OF_NO_KEY} <= {x.name for x in ARGUMENTS if x.mods}
+    assert {*CONTENTS} == {*words.ASSUMED}
+    call = dict(queries="300", keys="900")
+    counts = [
+        question.operations(ask(**call, **given))
+        for given in ({}, dict(causal=False), dict(window=(50, -1)), dict(chunk=64), dict(shard=(1, 2, 16)))
+    ]
+    assert len({*map(str, counts)}) == len(counts), "counts of options that are counted differ"
 
 
 def test_a_cpu_has_plain_torch_and_the_way_of_each_group() -> None:

@@ -9,8 +9,8 @@ do the work; this module exports the names that tests import from them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, make_dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Case:
+class _Written:
     """One call: ragged lengths (one entry per sequence), sizes, where the keys live, and which features are on."""
 
     name: str
@@ -189,6 +189,14 @@ class Case:
     def dtype_of_out(self) -> torch.dtype:
         return self.out_dtype or (torch.bfloat16 if is_fp8(self.dtype) else self.dtype)
 
+
+if TYPE_CHECKING:
+    Case = _Written
+else:
+    # A row of the table that reaches kernels as a modifier needs no field above.
+    _OTHERS = [x for x in ARGUMENTS if x.kind == OPTION and x.mods and not hasattr(_Written, x.name)]
+    Case = make_dataclass("Case", [(x.name, Any, x.default) for x in _OTHERS], bases=(_Written,), frozen=True)
+    Case.__module__ = __name__
 
 # Options of a call that a case has as fields with the same values.
 OPTIONS = [x.name for x in ARGUMENTS if x.kind == OPTION and x.name != "score_mod" and hasattr(Case, x.name)]

@@ -33,7 +33,14 @@ class Sight(NamedTuple):
     @property
     def simple(self) -> bool:
         """Whether each query sees exactly one run of keys, whose ends the host knows."""
-        return all(x is None for x in (self.windows, self.positions, self.prefix, self.spans, self.bits))
+        masks = (
+            self.windows,
+            self.positions,
+            self.prefix,
+            self.spans,
+            self.bits,
+        )
+        return all(mask is None for mask in masks)
 
     @property
     def bounded(self) -> bool:
