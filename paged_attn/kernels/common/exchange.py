@@ -120,6 +120,7 @@ def unpack_kernel(out, lse, blocks, fours, sinks, tokens, rank, E: tl.constexpr,
 # call.
 
 NO_WORD = tl.constexpr(-(1 << 63))  # where there is no row: not 0, and its high half is below every other
+MINUS_ZERO = tl.constexpr(-(1 << 31))  # bits of -0.0; Triton makes 0.0 of the literal -0.0
 
 
 @triton.jit
@@ -133,7 +134,7 @@ def now(lane):
 @triton.jit
 def words_of(x, lse):
     """Words [R, D] of results x [R, D] and log-sum-exps [R], float32."""
-    high = tl.where(lse == 0, -0.0, lse).to(tl.int32, bitcast=True).to(tl.int64) << 32
+    high = tl.where(lse == 0, MINUS_ZERO, lse.to(tl.int32, bitcast=True)).to(tl.int64) << 32
     return high[:, None] | x.to(tl.uint32, bitcast=True).to(tl.int64)
 
 
@@ -164,7 +165,7 @@ def send_all(peers, turn, sends, out, lse, tokens, rank, program, programs, E: t
         inside = (valid & sends)[:, None] & (dim < S.VALUE_DIM)[None, :]
         for i in tl.static_range(RANKS):
             at = words_at(peers[i], turn * RANKS + rank, row, dim, E, S)
-            # write-through makes each store one that other devices may race with
+            # ".wt" makes it STG.STRONG.SYS, whose words other devices may load at any time
             tl.store(at, words_of(loaded[i][0], loaded[i][1]), mask=inside, cache_modifier=".wt")
 
 
@@ -231,6 +232,8 @@ def receive_all(
             for i in tl.static_range(min(STATES_PER_LOAD, RANKS - first)):
                 x, lse = state_of(words[i])
                 acc, top, total = add_result(acc, top, total, x, lse)
+            if first + STATES_PER_LOAD > RANKS:
+                acc += 0.0  # `join_results` adds states of no rank, which makes 0 of -0
         for i in tl.static_range(RANKS):
             at = words_at(memory, turn * RANKS + i, row, dim, E, S)
             tl.store(at, tl.full([E.BLOCK, S.VALUE_PADDED], 0, tl.int64), mask=inside)
