@@ -74,7 +74,10 @@ class Ranks:
             print(f"{part:10} {name:34} " + ", ".join(f"{k} {_short(v)}" for k, v in numbers.items()), flush=True)
 
     def times(self, call: Call, inner: int = 20, rounds: int = 25) -> list[float]:
-        """Return the microseconds of one call on each rank: the median over replays of a graph of `inner` calls."""
+        """Return the microseconds of one call on each rank: the median over replays of a graph of `inner` calls.
+
+        Replays begin together.  Rounds in which a host was late do not count.
+        """
         for _ in range(3):
             call()
         torch.cuda.synchronize()
@@ -83,7 +86,7 @@ class Ranks:
         with torch.cuda.graph(graph):
             for _ in range(inner):
                 call()
-        found = []
+        found, late = [], []
         for _ in range(rounds):
             dist.barrier()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -92,9 +95,15 @@ class Ranks:
             begin.record()
             graph.replay()
             end.record()
+            late.append(begin.query())  # the host took longer than the GPU was kept busy
             torch.cuda.synchronize()
             found.append(begin.elapsed_time(end) * 1e3 / inner)
-        return self.of_all(statistics.median(found))
+        of_any = torch.tensor(late, dtype=torch.int32, device=self.device)
+        dist.all_reduce(of_any, dist.ReduceOp.MAX)
+        counted = [x for x, was_late in zip(found, of_any.tolist()) if not was_late]
+        if not counted:
+            raise RuntimeError(f"hosts took longer than {HOST_CYCLES} cycles in all {rounds} rounds")
+        return self.of_all(statistics.median(counted))
 
     def of_all(self, number: float) -> list[float]:
         """All-gather a number: entry r is rank r's."""

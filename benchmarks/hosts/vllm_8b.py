@@ -155,7 +155,7 @@ class Engine:
         command = [sys.executable, "-m", module, "--engine", attention, *arguments]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True,
-            env=os.environ | environment, preexec_fn=os.setpgrp,
+            env=os.environ | environment, start_new_session=True,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -8,7 +8,8 @@ line is printed for each comparison of two engines.
 Part `rates`: new tokens/s of two models of random weights, each over CUSTOM and over FLASH_ATTN.  These engines load
 beside those of part `tokens`.  They are measured in turns, after all of those have ended.
 
-vLLM's model runner V2 captures decodes of FLASH_ATTN under DCP with an empty context, and replays attend to no context.
+By its source, vLLM's model runner V2 captures decodes of FLASH_ATTN under DCP with an empty context, and replays attend
+to no context; the run `dcp1-flash-graphs` has wrong tokens.
 So models under DCP are measured with model runner V1, which captures a context.
 
 All-reduce: NCCL without NVLink multicast.  vLLM's own all-reduce, and those of symmetric memory, are off.
@@ -109,6 +110,9 @@ RUNS: dict[str, Run] = {
     "dcp1-bf16-graphs": Run("0,1", "llama_one_head", "paged_attn", dcp() | BF16 | GRAPHS, ("one-head-bf16",)),
     "dcp1-flash-eager": Run("0,1", "llama_one_head", "FLASH_ATTN", dcp() | BF16, ("one-head-bf16",)),
     "dcp1-flash-graphs": Run("0,1", "llama_one_head", "FLASH_ATTN", dcp() | BF16 | GRAPHS, ("dcp1-flash-eager",)),
+    "dcp1-flash-graphs-v1": Run(
+        "0,1", "llama_one_head", "FLASH_ATTN", dcp() | BF16 | GRAPHS, ("dcp1-flash-eager",), V1
+    ),
 }
 
 
@@ -137,6 +141,7 @@ class Tokens:
         self.compared: dict[str, dict[str, Any]] = {}
         self._logs, self._deadline, self._write = logs, deadline, write
         self._lock, self._places = threading.Lock(), threading.Semaphore(beside)
+        self._engines: list[Engine] = []
         self._threads = [threading.Thread(target=self._run, args=(name,), daemon=True) for name in names]
         for thread in self._threads:
             thread.start()
@@ -152,6 +157,7 @@ class Tokens:
                 return self._tell(name, dict(error="not run"))
             log, run = self._logs / f"tokens-{name}.log", RUNS[name]
             process = Engine(name, [], log, MODULE, **environment(run.gpus, True, run.environment))
+            self._engines.append(process)
             found = process.read(left)
             process.close()
         self._tell(name, found or dict(error="no answer"))
@@ -167,6 +173,10 @@ class Tokens:
                 self.compared[f"{run} like {other}"] = of = compared(known[run], known[other])
                 print(f"tokens {run} like {other}: {of}", flush=True)
             self._write()
+
+    def close(self) -> None:
+        for x in self._engines:
+            x.close()
 
     def summary(self) -> Iterator[str]:
         differing = {pair: of for pair, of in self.compared.items() if of["first_differing"]}
@@ -349,9 +359,11 @@ def main() -> None:
 
     rates = Rates(args.models if "rates" in args.parts else [], logs, args.compile, write)
     told |= dict(rates=rates.rates, seconds=rates.seconds, equal=rates.equal, loaded=rates.loaded)
+    closed: list[Any] = [rates]
     try:
         limit = min(args.seconds, args.tokens_seconds)
         tokens = Tokens(args.runs if "tokens" in args.parts else [], logs, began + limit, args.beside, write)
+        closed.append(tokens)
         told |= dict(compared=tokens.compared, tokens=tokens.found)
         tokens.join()
         print(f"tokens: done after {time.monotonic() - began:.0f} s", flush=True)
@@ -359,7 +371,8 @@ def main() -> None:
         rates.measure(args.rounds, began + args.seconds)
         print(*rates.summary(), *tokens.summary(), sep="\n", flush=True)
     finally:
-        rates.close()
+        for part in closed:
+            part.close()
         write()
     print(f"done after {time.monotonic() - began:.0f} s", flush=True)
 
