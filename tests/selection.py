@@ -170,7 +170,7 @@ SLOW_SIMULATED = (
 SIMULATED = ("[prompt, softcap, float16]",)  # always simulated: no other case has this format
 # Files with so many quick cases that `make thorough` simulates half of them, by lot.  `make simulate ARGS="-m hopper"`
 # simulates all.
-HALVED = ("test_hopper.py",)
+HALVED = ("test_hopper.py", "test_hopper_positions.py", "test_hopper_masks.py", "test_hopper_int4.py")
 
 
 def leave_to_thorough(items: list[pytest.Item]) -> None:

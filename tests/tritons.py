@@ -51,6 +51,8 @@ VARIANTS = {
     # `selftest`: a call of each layout and kind, against the reference
     "interpreted": ("selftest",),
 }
+# Dialects that one version leaves out, because CI waits: the oldest and the newest version try them.
+LEFT_OUT = {"3.8.0": ("simulated", "wide")}
 DONE = {"portable": "sound", "hopper": "sound", "wide": "sound", "simulated": "right", "interpreted": "right"}
 # (version, variant) -> beginning of an accepted complaint about what this version's compiler does worse.
 KNOWN_COMPLAINTS = {
@@ -100,7 +102,10 @@ def main() -> None:
     if asked.newest and folders and (newest := version_in(folders[""])) in known():
         print(f"The newest Triton is {newest}, which other runs try")
         return
-    jobs = [(version, dialect) for dialect in reversed(VARIANTS) for version in folders]
+    jobs = [
+        (version, dialect)
+        for dialect in reversed(VARIANTS) for version in folders if dialect not in LEFT_OUT.get(version, ())
+    ]  # fmt: skip
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         outcomes = list(pool.map(lambda job: rows(job[1], *ended(child(job[1], folders[job[0]]))), jobs))
     for version in folders:

@@ -175,7 +175,7 @@ def test_most_quick_cases_are_thorough_where_they_are_simulated_but_the_first_of
             item.path = Path(item.nodeid.partition("::")[0])
         return found
 
-    names = [("test_hopper_masks.py", "a"), ("test_hopper_any.py", "b"), ("test_simulator.py", "c")]
+    names = [("test_hopper_tree.py", "a"), ("test_hopper_any.py", "b"), ("test_simulator.py", "c")]
     found = items()
     selection.leave_to_thorough(found)
     left = [x.nodeid.partition("::")[2] for x in found if "thorough" in x.marks]

@@ -16,23 +16,27 @@ from tests.kernels import digests
 from tests.machine_code import ARITHMETIC, MULTIPROCESSORS, SHARED, compiled
 from tests.support import variants
 
-THOROUGH_PARTS = 4  # processes: so many that workers share them evenly, so few that imports do not count
-# All variants for sm90.  A decode and a prefill that have digests; `make thorough` compiles the others.
+PARTS = 3  # processes of sm90: so many that workers share them evenly, so few that imports do not count
+# A decode and a prefill that have digests; `make thorough` compiles the others, each for one target.
 NAMES = [name for name, _ in variants.calls()]
 ALWAYS = ("decode", "prefill")
-THOROUGH = [name for name in NAMES if name not in ALWAYS]
-# Other targets compile every eighth variant from this index on: three variants of eight have a second target.
-EIGHTHS = {"sm80": 0, "sm100": 1, "gfx942": 2}
+# sm90 has the variants that have digests, and every second of the others.  Other targets have the rest in turn.
+OTHERS = [name for name in NAMES if name not in digests.PLAIN["portable"]]
+OF_TARGET = {
+    "sm90": [name for name in NAMES if name not in OTHERS[1::2] and name not in ALWAYS],
+    **{target: OTHERS[1::2][i::3] for i, target in enumerate(("sm80", "sm100", "gfx942"))},
+}
 
 
 def slices() -> Iterator[Any]:
     """(target, names of variants), a process each."""
     yield pytest.param("sm90", [*ALWAYS], id="sm90")
-    for part in range(THOROUGH_PARTS):
-        names = THOROUGH[part::THOROUGH_PARTS]
-        yield pytest.param("sm90", names, id=f"sm90-thorough-{part}", marks=pytest.mark.thorough)
-    for target, first in EIGHTHS.items():
-        yield pytest.param(target, NAMES[first::8], id=f"{target}-thorough", marks=pytest.mark.thorough)
+    for target, names in OF_TARGET.items():
+        parts = PARTS if target == "sm90" else 1
+        for part in range(parts):
+            yield pytest.param(
+                target, names[part::parts], id=f"{target}-thorough-{part}", marks=pytest.mark.thorough
+            )  # fmt: skip
 
 
 # Spilled bytes per thread that a prefill variant may have: none on sm90, the one target that tiles were chosen on, and
@@ -262,10 +266,11 @@ def test_poor_kernels_are_complained_about_and_good_ones_are_not() -> None:
     }
 
 
-def test_every_target_is_compiled_for_and_every_variant_for_sm90() -> None:
+def test_every_variant_is_compiled_for_one_target_and_those_with_digests_for_sm90() -> None:
     assert {x.values[0] for x in slices()} == {*MULTIPROCESSORS}
-    assert {*ALWAYS} <= {*digests.PLAIN["portable"]}
-    assert sorted(name for x in slices() if x.values[0] == "sm90" for name in x.values[1]) == sorted(NAMES)
+    assert sorted(name for x in slices() for name in x.values[1]) == sorted(NAMES)
+    of_sm90 = {name for x in slices() if x.values[0] == "sm90" for name in x.values[1]}
+    assert {*ALWAYS} <= {*digests.PLAIN["portable"]} <= of_sm90
 
 
 def test_a_kernel_that_does_not_fit_is_complained_about() -> None:
