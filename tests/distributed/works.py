@@ -179,6 +179,9 @@ def merges_by_peers(rank: int, world: int) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             assert_merges(rank, world, peers, tokens, 128, dtype, seed)
     assert_merges(rank, world, peers, 50, 128, torch.float32, seed=8)  # more than they hold: through NCCL
+    nothing = torch.zeros(3, 2 * world, 128, device=device_of(rank))  # as of zeroed queries and caches
+    joined = distributed.merge(nothing, nothing[..., 0].contiguous(), peers)
+    assert torch.equal(joined, nothing[:, :2]), "words of zeros arrive"
     odd = peers_of(rank, world, 4, 2 * world, 72)
     assert_merges(rank, world, odd, 3, 72, torch.float32, seed=9)
 
