@@ -40,10 +40,10 @@ class Peers:
 
     Args:
         process_group: a torch.distributed process group or a DeviceMesh of one dimension.  None: all processes.
-        max_tokens: upper bound on the query tokens of a merge.
-        heads: upper bound on the query heads that a rank returns (`give` of merge).
+        max_tokens, heads: a merge fits if its query tokens times the query heads that a rank returns (`give` of
+            merge) are at most max_tokens * heads.
         head_dim: width of results.
-        timeout: seconds that a rank waits for another rank.  A merge that waits longer gives NaN.  So do merges
+        timeout: seconds that a rank waits for another rank.  Rows that come later become NaN.  So do all rows of merges
             that are already launched, and all later replays of graphs.  Later calls raise RuntimeError.  The CUDA
             context stays usable.
         device: device of the results.  None: the current CUDA device, or the CPU if there is no CUDA device or kernels
@@ -121,8 +121,15 @@ class Peers:
         return made
 
     def holds(self, sizes: Sizes) -> bool:
-        """Whether a merge of these sizes fits into the shared memory.  If not, collectives serve it."""
-        return self.why_not is None and sizes.dims == self._dims and sizes.tokens * sizes.given <= self._room
+        """Whether a merge of these sizes fits into the shared memory.  If not, collectives serve it.
+
+        Raises RuntimeError if a rank did not answer an earlier merge, because then collectives would wait for it, too.
+        """
+        if self.why_not is not None:
+            return False
+        if self._absent.value:
+            raise RuntimeError(f"rank {self._absent.value - 1} did not answer within {self.timeout:g} s")
+        return sizes.dims == self._dims and sizes.tokens * sizes.given <= self._room
 
     def exchange(
         self, out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor, merged: Tensor | None, sizes: Sizes,

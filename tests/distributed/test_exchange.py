@@ -134,6 +134,8 @@ def test_a_rank_that_does_not_answer_is_named_by_every_later_call(device: str) -
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"^rank 2 did not answer within 0\.25 s$"):
             merge.give(peers[0], "both")
+        with pytest.raises(RuntimeError, match=r"^rank 2 did not answer within 0\.25 s$"):
+            peers[0].holds(merge.sizes._replace(tokens=100))  # nor does it answer to a collective
 
 
 def test_a_rank_that_was_left_waiting_gives_nan_ever_after_even_in_graphs(device: str) -> None:

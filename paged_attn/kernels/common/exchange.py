@@ -106,20 +106,20 @@ def unpack_kernel(out, lse, blocks, fours, sinks, tokens, rank, E: tl.constexpr,
 # ---- by stores to peers --------------------------------------------------------------------------
 #
 # All ranks write words into each rank's memory, blocks [2, RANKS, ROOM, VALUE_DIM].  Axis 0 is the turn, and axis 1 the
-# rank that writes the block.  A word, int64, has a number of a result in its low half and the row's log-sum-exp in its
-# high half, both float32.  A log-sum-exp of 0 is sent as -0, so no word is 0.  Words are loaded and stored whole.  So a
-# word that is not 0 has arrived, and needs neither a flag behind it nor a fence before a flag.  A rank stores 0 again
-# in the words that it has read.
+# rank that writes the block.  A word is an int64.  Its low half is one element of the result, its high half the row's
+# log-sum-exp, both float32.  A log-sum-exp of 0 is sent as -0, so no word is 0.  Words are loaded and stored whole.
+# So a word that is not 0 has arrived, and needs neither a flag behind it nor a fence before a flag.  A rank stores 0
+# again in the words that it has read.
 #
 # Calls alternate between two turns, so call n + 2 writes over the blocks of call n.  Before that, in call n + 1, the
-# rank has read words of every peer.  A peer sends the words of call n + 1 after its call n has ended, with the words of
-# call n read and 0 again.
+# rank has read words of every peer.  A peer begins call n + 1 only after its call n has ended.  By then it has read the
+# words of call n and set them to 0.
 #
 # This holds as long as every rank reads words of every rank in every call.  A rank that has waited in vain has FAILED:
 # its later calls send nothing, wait for nobody and give NaN.  Otherwise a late word would count as a word of a later
 # call.
 
-NO_WORD = tl.constexpr(-(1 << 63))  # where there is no row: not 0, and its high half is below every other
+NO_WORD = tl.constexpr(-(1 << 63))  # where there is no row: not 0, and no high half is below its own
 MINUS_ZERO = tl.constexpr(-(1 << 31))  # bits of -0.0; Triton makes 0.0 of the literal -0.0
 
 
