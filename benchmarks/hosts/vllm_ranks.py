@@ -8,9 +8,9 @@ line is printed for each comparison of two engines.
 Part `rates`: new tokens/s of two models of random weights, each over CUSTOM and over FLASH_ATTN.  These engines load
 beside those of part `tokens`.  They are measured in turns, after all of those have ended.
 
-By its source, vLLM's model runner V2 captures decodes of FLASH_ATTN under DCP with an empty context, and replays attend
-to no context; the run `dcp1-flash-graphs` has wrong tokens.
-So models under DCP are measured with model runner V1, which captures a context.
+Under DCP both backends are measured with vLLM's model runner V1, which captures decodes with a context.  In runner V2
+the run `dcp1-flash-graphs` has wrong tokens.  By its source, V2 captures decodes of FLASH_ATTN with an empty context,
+and replays attend to no context.  CUSTOM is measured in V2, too.
 
 All-reduce: NCCL without NVLink multicast.  vLLM's own all-reduce, and those of symmetric memory, are off.
 """

@@ -123,10 +123,13 @@ class Peers:
     def holds(self, sizes: Sizes) -> bool:
         """Whether a merge of these sizes fits into the shared memory.  If not, collectives serve it.
 
-        Raises RuntimeError if a rank did not answer an earlier merge, because then collectives would wait for it, too.
+        Raises RuntimeError in a forked process, and if a rank did not answer an earlier merge, because then collectives
+        would wait for it, too.
         """
         if self.why_not is not None:
             return False
+        if self._process != os.getpid():
+            raise RuntimeError("Peers do not survive a fork: make them in the process that uses them")
         if self._absent.value:
             raise RuntimeError(f"rank {self._absent.value - 1} did not answer within {self.timeout:g} s")
         return sizes.dims == self._dims and sizes.tokens * sizes.given <= self._room
@@ -137,13 +140,10 @@ class Peers:
     ) -> None:  # fmt: skip
         """Join the results of all ranks, and write them to `into` [tokens, heads that a rank returns, dims].
 
+        The merge has to fit (`holds`).
         Unless `merged` is None, joined log-sum-exps are written to it.  phase: "send" stores this rank's rows,
         "receive" waits for rows and joins them, "both" does both in one launch.
         """
-        if self._process != os.getpid():
-            raise RuntimeError("Peers do not survive a fork: make them in the process that uses them")
-        if self._absent.value:
-            raise RuntimeError(f"rank {self._absent.value - 1} did not answer within {self.timeout:g} s")
         tensors = (into, merged, out, lse, sinks, self._turns)
         given = tuple([x for x in tensors if x is not None])
         key = (

@@ -10,10 +10,10 @@ from ..arguments import ARGUMENTS
 from ..records.formats import INT4, is_fp8
 from .question import Question
 
-# Arguments that kernels get as modifiers: those whose hidden keys are counted, and those that hide no key.
+# Arguments that kernels get as modifiers.  The counts leave out keys that COUNTED hide; OF_NO_KEY hide none.
 COUNTED = ("causal", "window_size", "chunk", "clip_spans", "shard")
 OF_NO_KEY = ("softcap", "alibi_slopes", "alibi_symmetric", "sinks", "score_mod_args")
-# Field of Model -> assumption of the counts.  Of a tensor the field says that it is given, but not what it contains.
+# Field of Model -> assumption of the counts.  The field of a tensor says that a tensor is given, but not its contents.
 ASSUMED = {x.name: f"{x.name} hides no key" for x in ARGUMENTS if x.mods and x.name not in COUNTED + OF_NO_KEY} | {
     "head_windows": "every head has the window of --window",
     "causal_seqs": "--causal or --not-causal holds for every sequence",

@@ -44,6 +44,32 @@ def test_rates_are_new_tokens_of_a_batch_and_of_decodes_alone(tmp_path: Path, mo
     assert "2.00x FLASH_ATTN" in "\n".join(rates.summary())
 
 
+def test_each_run_has_a_process_that_is_ended_and_its_tokens_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"dense": {"tokens": [[1, 2], [3, 4]]}, "one": {"tokens": [[1, 2], [3, 5]]}, "tp2-eager": None}
+    ended = []
+
+    class OneAnswer(Answers):
+        def __init__(self, name: str, arguments: list[str], log: Path, module: str, **environment: str) -> None:
+            super().__init__(name, arguments, log, **environment)
+            self.name = name
+
+        def read(self, seconds: float) -> Any:
+            return said[self.name]
+
+        def close(self) -> None:
+            ended.append(self.name)
+
+    monkeypatch.setattr(vllm_ranks, "Engine", OneAnswer)
+    tokens = vllm_ranks.Tokens([*said], tmp_path, time.monotonic() + 60, 2, lambda: None)
+    tokens.join()
+    assert {*ended} == {*said}
+    assert tokens.compared == {"one like dense": {"equal": "1 of 2", "first_differing": {1: 1}}}
+    assert tokens.found["tp2-eager"] == {"error": "no answer"}
+    assert next(tokens.summary()) == "tokens: 0 of 1 comparisons equal; failed: ['tp2-eager']"
+
+
 def test_the_first_position_that_differs_is_named_by_prompt() -> None:
     found = vllm_ranks.compared([[1, 2], [3, 4], [5, 6]], [[1, 2], [3, 5], [7, 6]])
     assert found == {"equal": "1 of 3", "first_differing": {1: 1, 2: 0}}

@@ -47,6 +47,7 @@ class Merge(NamedTuple):
     def give(self, peers: distributed.Peers, phase: str) -> None:
         rank = peers.rank
         merged = None if self.merged is None else self.merged[rank]
+        assert peers.holds(self.sizes)
         peers.exchange(self.outs[rank], self.lses[rank], self.sinks, self.into[rank], merged, self.sizes, phase)
 
     def check(self, but: int | None = None) -> None:
