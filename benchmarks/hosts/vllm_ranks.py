@@ -8,9 +8,9 @@ line is printed for each comparison of two engines.
 Part `rates`: new tokens/s of two models of random weights, each over CUSTOM and over FLASH_ATTN.  These engines load
 beside those of part `tokens`.  They are measured in turns, after all of those have ended.
 
-Under DCP both backends are measured with vLLM's model runner V1, which captures decodes with a context.  In runner V2
-the run `dcp1-flash-graphs` has wrong tokens.  By its source, V2 captures decodes of FLASH_ATTN with an empty context,
-and replays attend to no context.  CUSTOM is measured in V2, too.
+Under DCP both backends are measured with vLLM's model runner V1, which captures decodes with a context.  CUSTOM is
+measured in V2, too.  The runs `dcp1-flash-graphs` (V2) and `dcp1-flash-graphs-v1` have wrong tokens.  By its source, V2
+captures decodes of FLASH_ATTN with an empty context, and replays attend to no context; why V1 differs is not known.
 
 All-reduce: NCCL without NVLink multicast.  vLLM's own all-reduce, and those of symmetric memory, are off.
 """

@@ -67,7 +67,7 @@ def test_uneven_queries_served_in_other_ways_give_the_results_of_the_reference(w
         case = sized(name, **CASES[name])
         launches = planner.plan(problem_of(build(case, DEVICE))).launches
         assert not any(x.beside or (x.pipe.MIXED and way != "two lists") for x in launches)
-        assert len(launches) == 1 or way != "as long ones"
+        assert len(launches) == 1 or way != "as long ones" or launches[-1].copied
         run(case, DEVICE)
         run(case, DEVICE)
 
