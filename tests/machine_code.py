@@ -152,6 +152,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts["reused_barriers"] = sass.reused_barriers(code)
         facts["unwritten"] = sass.unwritten(code)
         facts["before_waiting"] = sass.before_waiting(code)
+        facts["exits_before_waiting"] = sass.exits_before_waiting(code)
         facts["advice"] = wgmma_advice(kernel) if facts["operations"]["HGMMA"] + facts["operations"]["QGMMA"] else []
     return facts
 

@@ -28,6 +28,9 @@ from .ways import FAR, scale_and_cap
 # Maximum elements of a program of write_qkv, and its warps.  Of bfloat16, each of the 64 threads loads up to four times
 # 16 bytes.
 WRITE_ELEMENTS, WRITE_WARPS = 2048, 2
+# Maximum elements of a program if the whole call has no more than FEW_WRITE_ELEMENTS: a thread has less to do, and ends
+# sooner.  With more elements, starting so many programs would take longer than their work.
+ELEMENTS_OF_FEW, FEW_WRITE_ELEMENTS = 512, 3 << 18
 TENSORS = {*Tensors._fields}
 # Arguments with a field of equal name in Modifiers, which holds the argument unchanged unless `_call` says otherwise.
 IN_MODIFIERS = [name for name in Modifiers._fields if name in (*Tensors._fields, *Options._fields)]
@@ -199,11 +202,18 @@ def _qkv_step(x: Projections, options: Rotation, axes: Axes, device: Device, par
     return Step(write_qkv_kernel, (axes.tokens * programs,), args, {"num_warps": WRITE_WARPS} | more)
 
 
+def few_tokens(heads: int, kv_heads: int, head_dim: int, value_dim: int) -> int:
+    """Maximum tokens of a call of write_qkv whose programs have few elements."""
+    return FEW_WRITE_ELEMENTS // (heads * head_dim + kv_heads * (head_dim + value_dim))
+
+
 def _head_runs(x: Projections, options: Rotation, axes: Axes) -> tuple[HeadRuns, HeadRuns, HeadRuns]:
     """HeadRuns of queries, keys and values.  In a packed tensor, keys follow queries, and values follow keys."""
     heads, kv_heads, value_dim = axes.heads, axes.kv_heads, axes.value_dim
     turned, values = _runs(axes.head_dim, _rotary_dim(x), options.interleaved), _runs(value_dim, 0, False)
-    block, kv_block = _heads_at_once(heads, turned), _heads_at_once(kv_heads, (*turned, *values))
+    few = axes.tokens <= few_tokens(heads, kv_heads, axes.head_dim, value_dim)
+    most = ELEMENTS_OF_FEW if few else WRITE_ELEMENTS
+    block, kv_block = _heads_at_once(heads, turned, most), _heads_at_once(kv_heads, (*turned, *values), most)
     keys_at, values_at = (heads, heads + kv_heads) if x.packed else (0, 0)
     behind = value_dim if x.latent else 0  # in a slot, a latent lies before the rotated dims
     return (
@@ -229,10 +239,10 @@ def _columns(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[in
     return starts, sizes, tuple(map(next_power_of_2, sizes))
 
 
-def _heads_at_once(heads: int, runs: Sequence[tuple[int, int]]) -> int:
-    """Number of heads of a program, a power of two: at most WRITE_ELEMENTS padded elements, but at least one head."""
+def _heads_at_once(heads: int, runs: Sequence[tuple[int, int]], most: int) -> int:
+    """Number of heads of a program, a power of two: at most `most` padded elements, but at least one head."""
     width = sum(next_power_of_2(size) for _, size in runs)
-    return min(next_power_of_2(heads), 1 << max(0, (WRITE_ELEMENTS // width).bit_length() - 1))
+    return min(next_power_of_2(heads), 1 << max(0, (most // width).bit_length() - 1))
 
 
 def _rotary_dim(x: Projections) -> int:

@@ -17,9 +17,6 @@ from .model import Model, new_dtype, new_rows
 # cache has one launch for keys.  "apart" is a latent cache's launch for values and rest that come as two tensors.
 WRITES = ("both", "keys", "values")
 POSITIONS = 4096  # rows of cos_sin; kernels depend on whether 16 divides this number
-# Tokens of example calls.  Sections of positions [3, tokens] are `tokens` apart: kernels depend on whether this stride
-# is 1, a multiple of 16 or neither.
-BY_SECTION = (1, 2, 16)
 
 
 def write(model: Model, call: dict[str, Any], name: str) -> None:
@@ -50,11 +47,25 @@ def fused_writes(model: Model, call: dict[str, Any], name: str) -> None:
     if name == "values":
         return
     part = "keys" if name == "keys" and not model.latent else None
-    for tokens in (1,) if model.mrope_sections is None else BY_SECTION:
+    for tokens in _tokens_written(model):
         x, options = projections(model, call, tokens)
         qkv = x.q if x.packed else (x.q, x.v, x.k) if x.latent else (x.q, x.k, x.v)
         others = (x.positions, x.cos_sin, x.q_norm, x.k_norm, x.k_scale, x.v_scale, x.q_scale)
         fused_write(qkv, x.k_cache, x.v_cache, x.slot_mapping, others, tuple(options), x.q_out, False, part)
+
+
+def _tokens_written(model: Model) -> tuple[int, ...]:
+    """Tokens of example calls of write_qkv: one, and more than a call of few tokens has.
+
+    Sections of positions [3, tokens] are `tokens` apart.  Kernels depend on whether this stride is 1, a multiple of 16
+    or neither.
+    """
+    from ..calls.launched import few_tokens
+
+    behind = model.value_width if model.latent else 0
+    few = few_tokens(model.heads, model.kv_heads, model.head_dim - behind, model.value_width)
+    many = (few // 16 + 1) * 16
+    return (1, many) if model.mrope_sections is None else (1, 2, 16, many, many + 1)
 
 
 def projections(model: Model, call: dict[str, Any], tokens: int) -> tuple[Projections, Rotation]:

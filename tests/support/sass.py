@@ -74,6 +74,21 @@ def before_waiting(code: list[str]) -> list[str]:
     return sorted(TOUCHES & {operation(x) for i in leading for x in blocks[i][: waits[i]]})
 
 
+def exits_before_waiting(code: list[str]) -> int:
+    """Count the places where the next launch is let begin, on a way without a wait for the previous launch."""
+    blocks = _blocks(code)
+    ways = _ways(blocks)
+    reached, found = [0], 0
+    for i in reached:
+        for x in blocks[i]:
+            found += operation(x) == "PREEXIT"
+            if operation(x) == "ACQBULK":
+                break
+        else:
+            reached += [j for j in dict.fromkeys(ways[i]) if j not in reached]
+    return found
+
+
 def natural_loops(code: list[str]) -> list[list[str]]:
     """Return the natural loops, as code, smallest first.
 

@@ -145,6 +145,7 @@ SHORT_PROMPTS = PROMPTS | dict(
 )  # too short for copies of their keys in 16 bits
 # most of the work is over keys of long contexts, by the planner's bounds
 MIXED: dict[str, Any] = dict(query_lens=(512, *(1,) * 40), seq_lens=(16384, *(64,) * 40))
+BESIDE_A_COPY: dict[str, Any] = dict(query_lens=(600, *(1,) * 63), seq_lens=(2000,) * 64)  # all sequences have copies
 FEW_LONG: dict[str, Any] = dict(query_lens=(40, *(1,) * 63), seq_lens=(8192, *(64,) * 63))  # few long queries
 DRAFT_OF_8 = DECODE | dict(query_lens=(8,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True)
 OF_512 = DECODE | dict(seq_lens=(512,) * 64)  # over fewer keys, the portable kernels run
@@ -156,6 +157,8 @@ HOPPER = {
     "prefills e4m3 head_dim 64, no lse": SHORT_PROMPTS | dict(cache_dtype=E4M3, head_dim=64, lse=False),
     "prefills e4m3, no lse": SHORT_PROMPTS | dict(cache_dtype=E4M3, lse=False),
     "mixed e4m3, no lse": PREFILL | MIXED | dict(cache_dtype=E4M3, lse=False),
+    "mixed int8 by token": PREFILL | MIXED | dict(cache_dtype=INT8, scales="per_token"),  # few sequences have copies
+    "decodes beside a copy": PREFILL | BESIDE_A_COPY | dict(cache_dtype=INT8, scales="per_token"),
     "of 512 features": OF_512 | FEATURES,
     "of 512 head_dim 64": OF_512 | dict(head_dim=64),
     "of 512 head_dim 192": OF_512 | dict(head_dim=192),
@@ -343,13 +346,15 @@ def _write(cache_dtype: torch.dtype, layout: str, scales: str = "none") -> None:
     paged_attn.write_kv(k, k, inputs["k_cache"], inputs["v_cache"], torch.arange(4), **scales)
 
 
-def _write_qkv(cache_dtype: torch.dtype, layout: str, interleaved: bool, scales_of: str = "none") -> None:
+def _write_qkv(
+    cache_dtype: torch.dtype, layout: str, interleaved: bool, scales_of: str = "none", tokens: int = 4
+) -> None:
     sizes = dict(query_lens=(4,), seq_lens=(4,), heads=32, kv_heads=8, head_dim=128, scales=scales_of)
     inputs = build(Case("write", **sizes, dtype=torch.bfloat16, cache_dtype=cache_dtype, layout=layout))
-    qkv, weight = torch.zeros(4, 48 * 128, dtype=torch.bfloat16), torch.ones(128, dtype=torch.bfloat16)
+    qkv, weight = torch.zeros(tokens, 48 * 128, dtype=torch.bfloat16), torch.ones(128, dtype=torch.bfloat16)
     scales = {name: inputs[name] for name in ("k_scale", "v_scale") if name in inputs}
-    angles: dict[str, Any] = dict(positions=torch.arange(4), cos_sin=torch.zeros(64, 128), interleaved=interleaved)
-    slots = torch.arange(4)
+    angles: dict[str, Any] = dict(positions=torch.arange(tokens), cos_sin=torch.zeros(64, 128), interleaved=interleaved)
+    slots = torch.arange(tokens)
     paged_attn.write_qkv(
         qkv, inputs["k_cache"], inputs["v_cache"], slots, q_norm=weight, k_norm=weight, **angles, **scales
     )
@@ -380,6 +385,10 @@ def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
     found["write packed e5m2"] = functools.partial(_write, E5M2, "x")
     found["write qkv"] = functools.partial(_write_qkv, torch.bfloat16, "NHD", False)
     found["write qkv pairs packed e4m3"] = functools.partial(_write_qkv, E4M3, "x", True)
+    found["write qkv of many"] = functools.partial(_write_qkv, torch.bfloat16, "NHD", False, tokens=256)
+    found["write qkv int8 by token of many"] = functools.partial(
+        _write_qkv, INT8, "NHD", False, "per_token", tokens=256
+    )
     found["write qkv int8 by token"] = functools.partial(_write_qkv, INT8, "NHD", False, "per_token")
     found["write qkv pairs e4m3 by token"] = functools.partial(_write_qkv, E4M3, "HND", True, "per_token, float16")
     found["merge"] = _merge

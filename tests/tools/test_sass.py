@@ -78,6 +78,14 @@ def test_what_touches_memory_before_a_kernel_waits_is_told() -> None:
     assert sass.before_waiting(partition) == []
 
 
+def test_a_launch_that_may_begin_before_a_kernel_has_waited_is_told() -> None:
+    first = ["@P0 BRA `(.L_x_1)", "PREEXIT", "EXIT", ".L_x_1:", "ACQBULK", "PREEXIT"]
+    assert sass.exits_before_waiting(first) == 1
+    assert sass.exits_before_waiting([*first[:1], "ACQBULK", *first[1:]]) == 0
+    assert sass.exits_before_waiting(["PREEXIT", *first[3:]]) == 1
+    assert sass.exits_before_waiting(first[3:]) == 0
+
+
 def test_barriers_are_told_by_number() -> None:
     code = ["@P0 BAR.SYNC.DEFER_BLOCKING 0x1", "BAR.SYNC.DEFER_BLOCKING 0xb, 0x80", "BAR.SYNC.DEFER_BLOCKING R3, 0x100"]
     assert sass.named_barriers([*code, "@P0 BAR.ARV 0xe, 0x100", "BAR.ARV R0, 0x100"]) == {1, 11}

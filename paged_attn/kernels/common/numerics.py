@@ -355,6 +355,36 @@ def scales_by_row(x, FP8: tl.constexpr, of: tl.constexpr):
 
 
 @triton.jit
+def square(x, of: tl.constexpr):
+    """x * x of float32 numbers x that come from type `of`, with equal bits whatever is added to them.
+
+    The compiler may fuse a product with a sum, which leaves out a rounding.  Squares of 16 bits or less need none.
+    """
+    if of == tl.float32:
+        return tl.fma(x, x, tl.zeros_like(x))
+    else:
+        return x * x
+
+
+@triton.constexpr_function
+def halvings(n):
+    """Base-2 logarithm of n, a power of two."""
+    return n.bit_length() - 1
+
+
+@triton.jit
+def sum_in_pairs(x):
+    """Sum [R] of the rows of x [R, N], N a power of two.
+
+    Neighbours are added, then sums of neighbours.  Sums of two numbers have equal bits in any order, so the result does
+    not depend on how Triton lays out x, as that of `tl.sum` does.
+    """
+    for _ in tl.static_range(halvings(x.shape[1])):
+        x = tl.sum(x.reshape([x.shape[0], x.shape[1] // 2, 2]), 2)
+    return x.reshape([x.shape[0]])
+
+
+@triton.jit
 def magnitude_of_row(x):
     """Largest magnitudes [H] of float32 rows x [H, D], as int32 bits, in whose order NaN is above infinity."""
     return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)

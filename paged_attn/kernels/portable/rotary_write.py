@@ -22,6 +22,8 @@ from ..common.numerics import (
     quotient,
     scale_of,
     scale_of_magnitude,
+    square,
+    sum_in_pairs,
     together,
 )
 from ..common.output import MAX_HEADS_OF_NARROW_ROWS
@@ -74,14 +76,14 @@ def load_heads(rows, token, head, H: tl.constexpr):
 
 
 @triton.jit
-def normed(runs, norm, head, H: tl.constexpr):
-    """RMS norm of each head, with statistics in float32; norm: a Norm, or None for no norm."""
+def normed(runs, norm, head, H: tl.constexpr, of: tl.constexpr):
+    """RMS norm of each head, with statistics in float32.  norm: a Norm, or None for no norm.  of: type of the rows."""
     if norm is None:
         return runs
     else:
-        squares = tl.sum(runs[0] * runs[0], 1)
+        squares = sum_in_pairs(square(runs[0], of))
         for i in tl.static_range(1, len(H.SIZES)):
-            squares += tl.sum(runs[i] * runs[i], 1)
+            squares += sum_in_pairs(square(runs[i], of))
         inverse = tl.rsqrt(squares / H.DIMS + norm.eps)
         done = ()
         for i in tl.static_range(len(H.SIZES)):
@@ -199,7 +201,8 @@ def write_queries(query, out, token, head, rotary, norm, scales, Q: tl.constexpr
     """Norm, rotate and store query heads [H] of one token."""
     runs = load_heads(query, token, head, Q)
     angles = angles_of(rotary, token, head, T)
-    store_queries(out, rotated(normed(runs, norm, head, Q), angles, T), token, head, scales, Q)
+    runs = normed(runs, norm, head, Q, query.ptr.dtype.element_ty)
+    store_queries(out, rotated(runs, angles, T), token, head, scales, Q)
 
 
 @triton.jit
@@ -214,9 +217,9 @@ def write_new(
     angles = angles_of(rotary, token, head, T)
     if at >= 0:
         page, slot = at // PAGE, at % PAGE
-        keys = rotated(normed(keys, key_norm, head, K), angles, T)
+        keys = rotated(normed(keys, key_norm, head, K, new_key.ptr.dtype.element_ty), angles, T)
         if cache.value.ptr is not None:
-            values = normed(values, value_norm, head, V)
+            values = normed(values, value_norm, head, V, new_value.ptr.dtype.element_ty)
         if cache.key.SCALED:
             whole = keys + values if K.AT > 0 else keys  # a latent and its rotated part have one scale
             of_keys = store_scales(cache.key, whole, page, slot, head, K)

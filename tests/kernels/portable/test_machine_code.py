@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,11 +22,22 @@ PARTS = 3  # processes of sm90: so many that workers share them evenly, so few t
 # A decode and a prefill that have digests; `make thorough` compiles the others, each for one target.
 NAMES = [name for name, _ in variants.calls()]
 ALWAYS = ("decode", "prefill")
-# sm90 has the variants that have digests, and every second of the others.  Other targets have the rest in turn.
-OTHERS = [name for name in NAMES if name not in digests.PLAIN["portable"]]
+TARGETS = ("sm90", "sm90", "sm90", "sm80", "sm100", "gfx942")
+
+
+def targets_of(name: str) -> set[str]:
+    """sm90 for variants with digests and half of the others; all targets for writes, which are soon compiled.
+
+    A variant keeps its target when others are added.
+    """
+    if name.startswith("write"):
+        return {*TARGETS}
+    return {"sm90" if name in digests.PLAIN["portable"] else TARGETS[zlib.crc32(name.encode()) % len(TARGETS)]}
+
+
 OF_TARGET = {
-    "sm90": [name for name in NAMES if name not in OTHERS[1::2] and name not in ALWAYS],
-    **{target: OTHERS[1::2][i::3] for i, target in enumerate(("sm80", "sm100", "gfx942"))},
+    target: [name for name in NAMES if target in targets_of(name) and name not in ALWAYS]
+    for target in dict.fromkeys(TARGETS)
 }
 
 
@@ -65,7 +78,7 @@ ONE_TARGET_MAY_SPILL = {
     ("sm100", "decode split latent 128 heads e4m3"): 232,
     # two ways of a share to end, decoded by hand on sm80; 64 rows of 256 dims
     ("sm80", "speculate split int4 tree"): 72, ("sm100", "speculate split int4 tree"): 16,
-    ("gfx942", "prefill int4 head_dim 256"): 592,
+    ("gfx942", "prefill int4 head_dim 256"): 592, ("sm100", "decode e4m3 new"): 8,
 }  # fmt: skip
 OTHERS_MAY_SPILL = {"sm80": 8}  # fp8 decoded by hand
 # Pieces of a fixed size are folded into a second state, which waits in memory while a piece is attended to.
@@ -169,12 +182,15 @@ def test_fp8_decode_converts_pairs_at_nearly_the_work_of_16_bits() -> None:
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
 @pytest.mark.thorough
 def test_writing_keys_may_begin_before_the_launch_ahead_has_ended_and_waits_for_it() -> None:
-    for facts in compiled("sm90", "write"):
+    found = {x["variant"]: x for x in compiled("sm90", "write")}
+    for facts in found.values():
         assert (facts["operations"].get("ACQBULK"), facts["operations"].get("PREEXIT")) == (1, 1)
-        assert facts["before_waiting"] == []
-        if facts["variant"] == "write qkv":  # a thread holds both dims of a pair, and their weights and angles
-            assert (facts["operations"].get("BAR"), facts["shared"], facts["spilled"]) == (None, 0, 0)
-            assert facts["in_fours"]["STG.E.128"] == facts["operations"]["STG"] == 8
+        assert (facts["before_waiting"], facts["exits_before_waiting"]) == ([], 0)
+    for facts in (found["write qkv"], found["write qkv of many"]):
+        # a thread holds both dims of a pair, and their weights and angles
+        assert (facts["operations"].get("BAR"), facts["shared"], facts["spilled"]) == (None, 0, 0)
+    many = found["write qkv of many"]
+    assert many["in_fours"]["STG.E.128"] == many["operations"]["STG"] == 8
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
@@ -266,11 +282,13 @@ def test_poor_kernels_are_complained_about_and_good_ones_are_not() -> None:
     }
 
 
-def test_every_variant_is_compiled_for_one_target_and_those_with_digests_for_sm90() -> None:
-    assert {x.values[0] for x in slices()} == {*MULTIPROCESSORS}
-    assert sorted(name for x in slices() for name in x.values[1]) == sorted(NAMES)
-    of_sm90 = {name for x in slices() if x.values[0] == "sm90" for name in x.values[1]}
-    assert {*ALWAYS} <= {*digests.PLAIN["portable"]} <= of_sm90
+def test_every_variant_is_compiled_for_one_target_writes_for_all_and_those_with_digests_for_sm90() -> None:
+    found = [(x.values[0], name) for x in slices() for name in x.values[1]]
+    assert {target for target, _ in found} == {*MULTIPROCESSORS}
+    counts = collections.Counter(name for _, name in found)
+    assert counts == {name: len(MULTIPROCESSORS) if name.startswith("write") else 1 for name in NAMES}
+    assert len({*found}) == len(found)
+    assert {*ALWAYS} <= {*digests.PLAIN["portable"]} <= {name for target, name in found if target == "sm90"}
 
 
 def test_a_kernel_that_does_not_fit_is_complained_about() -> None:
