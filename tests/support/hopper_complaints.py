@@ -52,7 +52,7 @@ MORE_CODE = {
     "long head_dim 64": 46, "long head_dim 64, no window": 43,
     "draft of 8 e4m3": 67, "draft of 8 e4m3 head_dim 256": 74, "draft of 8 all fp8": 64, "draft of 8 x-packed": 73,
     "draft of 8 e4m3 x-packed": 70, "columns of int8 by token": 50, "draft of 8 int8 by token": 76,
-    "draft of 8 int4": 79,
+    "draft of 8 int4": 79, "columns of int4": 46,
     "prompts x-packed": 50, "prompts x-packed head_dim 64": 44, "chunk x-packed head_dim 256": 56,
     "long gate": 145, "speculate 32 mask": 98, "long chunks": 74, "long spans window": 73, "of 512 gate": 31,
     "long windows by head": 121, "lone windows by head": 54,

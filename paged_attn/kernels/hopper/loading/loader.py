@@ -7,7 +7,7 @@ from ..args import in_one_ring, slots_of_tile
 from ..shim import gl, gluon, load_box, mbarrier
 from .packed import boxes_of, places_of_slot
 from .ring import advance, bytes_of_slot, wait_empty
-from .slot_scales import load_scales, store_scales
+from .slot_scales import load_pages, load_scales, store_scales
 
 NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside every tensor; TMA writes zeros for boxes from there
 
@@ -167,16 +167,23 @@ def load_scaled_tiles(
     loader, turn, table, batch, block, kv_head, begin, end, first_key, STAGES: gl.constexpr, OF_VALUES: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Do `load_tiles` for tiles with a scale for each slot; scales are loaded one tile ahead."""
+    """Do `load_tiles` for tiles with a scale for each slot.
+
+    Scales are loaded one tile ahead, and the page ids of scales two tiles ahead, so the warp waits for neither after
+    the first tile.
+    """
     first = gl.maximum(first_key, begin * S.TILE)
-    scales = load_scales(loader.scales, table, batch, kv_head, end - 1, first, block.seq_len, OF_VALUES, S)
+    pages = load_pages(table, batch, end - 1, first, block.seq_len, S)
+    scales = load_scales(loader.scales, pages, kv_head, end - 1, first, block.seq_len, OF_VALUES, S)
+    pages = load_pages(table, batch, end - 2, first, block.seq_len, S)
     for i in range(end - begin):
         tile = end - 1 - i
-        now = scales
         at = turn
         turn = load_tile(loader, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P)
-        scales = load_scales(loader.scales, table, batch, kv_head, tile - 1, first, block.seq_len, OF_VALUES, S)
-        store_scales(loader.ring, at, now, OF_VALUES, P)
+        # stored before the next scales are loaded: a copy of loaded scales would wait for them
+        store_scales(loader.ring, at, scales, OF_VALUES, P)
+        scales = load_scales(loader.scales, pages, kv_head, tile - 1, first, block.seq_len, OF_VALUES, S)
+        pages = load_pages(table, batch, tile - 2, first, block.seq_len, S)
     return turn
 
 

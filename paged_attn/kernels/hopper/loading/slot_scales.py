@@ -42,31 +42,47 @@ def numbers_beside(ring, turn, KIND: gl.constexpr):
 
 
 @gluon.jit
-def load_from(ptr, stride_page, stride_slot, stride_head, table, batch, kv_head, tile, first, end, S: gl.constexpr):
-    """Scales [TILE], as stored, of a tile's keys or values; 1 for keys outside [first, end), all 1 if ptr is None."""
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    if ptr is None:
-        return gl.full([S.TILE], 1.0, gl.float32, LANES)
+def places(tile, first, end, S: gl.constexpr):
+    """(page of the sequence, slot in the page, whether it is in [first, end)) of each of a tile's keys, in one warp."""
+    key = gl.arange(0, S.TILE, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    pos = tile * S.TILE + key
+    live = (pos >= first) & (pos < end)
+    if S.TILE % S.PAGE == 0:  # slots are the same in all tiles
+        return tile * (S.TILE // S.PAGE) + key // S.PAGE, key % S.PAGE, live
     else:
-        pos = tile * S.TILE + gl.arange(0, S.TILE, layout=LANES)
-        live = (pos >= first) & (pos < end)
-        page = gl.load(page_at(table, pos // S.PAGE, batch.page_starts), mask=live, other=0).to(gl.int64)
-        at = page * stride_page + (pos % S.PAGE).to(gl.int64) * stride_slot
-        return gl.load(ptr + at + kv_head.to(gl.int64) * stride_head, mask=live, other=1.0)
+        return pos // S.PAGE, pos % S.PAGE, live
 
 
 @gluon.jit
-def load_scales(x, table, batch, kv_head, tile, first, end, OF_VALUES: gl.constexpr, S: gl.constexpr):
-    """Do `load_from` for the scales of values or of keys.  x: Scales."""
+def load_pages(table, batch, tile, first, end, S: gl.constexpr):
+    """Page ids [TILE], as stored, of a tile's keys; 0 for keys outside [first, end)."""
+    page, _, live = places(tile, first, end, S)
+    return gl.load(page_at(table, page, batch.page_starts), mask=live, other=0)
+
+
+@gluon.jit
+def load_from(ptr, stride_page, stride_slot, stride_head, pages, kv_head, tile, first, end, S: gl.constexpr):
+    """Scales [TILE], as stored, of a tile's keys or values; 1 for keys outside [first, end), all 1 if ptr is None."""
+    _, slot, live = places(tile, first, end, S)
+    if ptr is None:
+        return gl.full([S.TILE], 1.0, gl.float32, slot.type.layout)
+    else:
+        in_page = slot.to(gl.int64) * stride_slot + kv_head.to(gl.int64) * stride_head
+        return gl.load(ptr + pages.to(gl.int64) * stride_page + in_page, mask=live, other=1.0)
+
+
+@gluon.jit
+def load_scales(x, pages, kv_head, tile, first, end, OF_VALUES: gl.constexpr, S: gl.constexpr):
+    """Do `load_from` for the scales of values or of keys.  x: Scales.  pages: `load_pages` of the tile."""
     if OF_VALUES:
         return load_from(
-            x.slot_value_ptr, x.slot_value_stride_page, x.slot_value_stride_slot, x.slot_value_stride_head, table,
-            batch, kv_head, tile, first, end, S,
+            x.slot_value_ptr, x.slot_value_stride_page, x.slot_value_stride_slot, x.slot_value_stride_head, pages,
+            kv_head, tile, first, end, S,
         )  # fmt: skip
     else:
         return load_from(
-            x.slot_key_ptr, x.slot_key_stride_page, x.slot_key_stride_slot, x.slot_key_stride_head, table, batch,
-            kv_head, tile, first, end, S,
+            x.slot_key_ptr, x.slot_key_stride_page, x.slot_key_stride_slot, x.slot_key_stride_head, pages, kv_head,
+            tile, first, end, S,
         )  # fmt: skip
 
 
