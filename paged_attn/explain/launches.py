@@ -112,8 +112,10 @@ def _launch(launch: Launch) -> str:
         f"{name}, {' x '.join(map(str, grid))} programs" + (f" of {warps} warps" if i == 0 else "")
         for i, (name, grid) in enumerate(grids(launch).items())
     )
-    follows = launch.pipe is not None and launch.pipe.FOLLOWS
-    return f"{kernels}, for {_served(launch)}" + "; they begin as programs of launch 1 end" * follows
+    begin = ""
+    if launch.pipe is not None and launch.pipe.FOLLOWS:
+        begin = f"; they begin {'while keys are copied' if launch.pipe.SHARES else 'as programs of launch 1 end'}"
+    return f"{kernels}, for {_served(launch)}{begin}"
 
 
 def _served(launch: Launch) -> str:

@@ -55,7 +55,7 @@ def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str, t
         assert copy.kernel.fn.__name__ == "copy_pages_kernel"
         assert copy.grid == (tiles_of_copies(planned.copies).programs,)
     assert [kernel for kernel, _ in told] == [(step.kernel.fn.__name__, step.grid) for step in steps]
-    follows = [x.pipe is not None and x.pipe.FOLLOWS for _, x in told]
+    follows = [x.pipe is not None and x.pipe.FOLLOWS and not x.pipe.SHARES for _, x in told]
     assert follows == [step.room == 1 for step in steps], "scratch of its own where two run at the same time"
     needs = [question.need_of(x) for x in planned.launches if x.shape.SPLIT or x.pipe is not None]
     assert needs == [step.need for step in steps if step.need is not None]

@@ -12,11 +12,13 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn.calls import call_cache, launched
+from paged_attn.kernels import shared_steps
+from paged_attn.kernels.common.copying import copy_pages_kernel
 from paged_attn.launching import scratch
 from paged_attn.planning import planner
 from paged_attn.records.plan import Plan
 from tests import simulator
-from tests.support.cases import E4M3, bits, build, is_fp8, problem_of
+from tests.support.cases import E4M3, INT8, bits, build, is_fp8, problem_of
 from tests.support.hopper_cases import DEVICE, sized
 
 pytestmark = [
@@ -77,6 +79,9 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {  # launches
     "prefills": (1, dict(query_lens=(600,) * 64)),
     "mixed": (1, dict(query_lens=(600, *[1] * 63))),
     "mixed over e4m3": (2, dict(query_lens=(600, *[1] * 63), cache_dtype=E4M3)),
+    # A copy comes first.  Decodes begin while it runs; long queries read it, whether there are decodes or not.
+    "mixed over int8": (2, dict(query_lens=(600, *[1] * 63), cache_dtype=INT8, scales="per_token")),
+    "long over int8": (2, dict(query_lens=(600, *[601] * 63), cache_dtype=INT8, scales="per_token")),
 }
 
 
@@ -85,7 +90,9 @@ def test_attention_waits_for_keys_that_the_launch_before_is_still_writing(kind: 
     launches, fields = KINDS[kind]
     case = sized(kind, seq_lens=(2000,) * 64, lse=False, bounds=True, **fields)
     inputs = build(case, DEVICE)
-    assert launches == len(planner.plan(problem_of(inputs)).launches)
+    made = planner.plan(problem_of(inputs))
+    assert launches == len(made.launches)
+    assert (made.copies is not None) == made.launches[0].pipe.FOLLOWS == ("int8" in kind)
     cache = inputs["v_cache"]
     before = cache.clone()
     after = (bits(before) ^ 128).view(before.dtype) if is_fp8(before.dtype) else -before
@@ -98,6 +105,48 @@ def test_attention_waits_for_keys_that_the_launch_before_is_still_writing(kind: 
         torch.cuda.synchronize()
         copy_late(cache, after)
         assert torch.equal(attended(inputs), want)
+
+
+@triton.jit
+def copy_pages_late(
+    cache, copies, table, query_starts, seq_lens, page_table, page_table_stride, page_starts, mods, shortest, pages,
+    parts, FROM_PAGE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    VALUE_PADDED: tl.constexpr, NEW: tl.constexpr, DEPENDENT: tl.constexpr, SHARD: tl.constexpr, RANKED: tl.constexpr,
+    seqs, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Do `copy_pages_kernel`; the first program begins 100 us late, when all other programs have ended."""
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+    begin = tl.extra.cuda.globaltimer()
+    now = begin
+    while (now - begin < 100_000) & (tl.program_id(0) == 0):
+        now = tl.extra.cuda.globaltimer()
+    copy_pages_kernel(
+        cache, copies, table, query_starts, seq_lens, page_table, page_table_stride, page_starts, mods, shortest, pages,
+        parts, FROM_PAGE, PAGE, KEYS, HEADS, KV_HEADS, HEAD_DIM, DIM, VALUE_DIM, VALUE_PADDED, NEW, DEPENDENT, SHARD,
+        RANKED, seqs, NATIVE,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "int8" in kind])
+def test_long_queries_wait_for_copies_that_are_late(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy's memory holds other keys before."""
+    case = sized(kind, seq_lens=(2000,) * 64, lse=False, bounds=True, **KINDS[kind][1])
+    inputs = build(case, DEVICE)
+    cache = inputs["v_cache"]
+    before, after = cache.clone(), -cache
+    cache.copy_(after)
+    want = attended(inputs).clone()
+    monkeypatch.setattr(shared_steps, "copy_pages_kernel", copy_pages_late)
+    call_cache.clear()
+    for _ in range(3):
+        cache.copy_(before)
+        attended(inputs)
+        cache.copy_(after)
+        torch.cuda.synchronize()
+        assert torch.equal(attended(inputs), want)
+    call_cache.clear()
 
 
 def test_writing_waits_for_keys_that_the_launch_before_is_still_writing() -> None:

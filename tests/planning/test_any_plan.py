@@ -81,8 +81,11 @@ def complaints(p: Problem, launches: tuple[Launch, ...]) -> Iterator[str]:
         yield "clears padding otherwise than once"
     leads = [x.shape.LEADS for x in launches]
     follows = [x.pipe is not None and x.pipe.FOLLOWS for x in launches]
-    if [False, *leads][:-1] != follows or leads[-1]:
+    copy_leads = launches[-1].copied and launches[0].pipe is not None and launches[0].pipe.SHARES
+    if [copy_leads, *leads][:-1] != follows or leads[-1]:
         yield f"leads {leads}, follows {follows}"
+    if any(f and x.pipe.SHARES and x.copied for x, f in zip(launches, follows)):
+        yield "shares read a copy that they do not wait for"
     for x in parts:
         yield from _complaints_of_one(p, x)
 

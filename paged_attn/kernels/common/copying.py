@@ -91,6 +91,7 @@ def copy_pages_kernel(
     Copying begins with the page of the first visible key; earlier keys in this page become zeros.
     NEW: the call's own keys are not in the cache, and are not copied.  SHARD: how keys lie over ranks
     (`problem.Stripes`), or None.  DEPENDENT: as in `cache_write.write_kv_kernel`.
+    The next launch must not begin before the wait: it may read what launches before this one have written.
     RANKED: only sequences of `shortest` query tokens or more have pages for copies, in the order of the sequences.
     NATIVE: the device has instructions that convert e4m3.
     """

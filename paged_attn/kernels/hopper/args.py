@@ -48,7 +48,8 @@ class Pipe(NamedTuple):
     QUERY_BOX: bool = False  # queries come through TMA; otherwise through the consumers' registers
     QUERY_SLOTS: int = 1  # with QUERY_BOX, query slots that blocks take in turn; 2: the next queries may come early
     BESIDE: bool = False  # True for the pipe of few rows that one warpgroup serves beside blocks (mixed.py)
-    FOLLOWS: bool = False  # this launch begins before the previous one ends, but ends after it
+    # this launch begins before the previous one ends, but ends after it; shares: the previous one is a copy of keys
+    FOLLOWS: bool = False
     HEADS_ABREAST: int = 0  # all blocks of a sequence come for this many KV heads, then for the next; 0: for all heads
     PARTS: int = 1  # parts into which a KV head's query heads are cut; each part is scheduled like a KV head
     HALVES: bool = False  # a latent tile takes two slots, each with half of the value dims

@@ -73,7 +73,8 @@ def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
     options = {"num_warps": pipe.ROWS // 16, "enable_fp_fusion": shape.PIECE is None, "launch_pdl": True}
     if launch.config.registers is not None:
         options["maxnreg"] = launch.config.registers
-    return Step(kernel, launch.grid, args, options, need_of(launch), room=int(pipe.FOLLOWS))
+    room = int(pipe.FOLLOWS and not pipe.SHARES)  # shares follow a copy, which needs no scratch
+    return Step(kernel, launch.grid, args, options, need_of(launch), room=room)
 
 
 def _of_slots(name: str, kv: KV) -> dict[str, Any]:

@@ -99,7 +99,15 @@ def consume_share(
     out, results, query, rings, batch, share, walk, ahead, mods, NUMBER: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """Run consumer NUMBER: compute and store all blocks, and pieces of blocks, of a share."""
+    """Run consumer NUMBER: compute and store all blocks, and pieces of blocks, of a share.
+
+    With P.FOLLOWS, the launch ahead copies keys for the next launch.  All programs of the copy have begun by then, and
+    each has waited for earlier launches, so loaders need not wait.  The next launch may begin once copies are complete.
+    """
+    if P.FOLLOWS:
+        gdc_wait()
+        if S.LEADS:
+            gdc_launch_dependents()
     if P.PREFETCH and NUMBER == 0:
         mbarrier.wait(rings.queries.full.index(0), 0)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
@@ -203,9 +211,10 @@ def shares_kernel(
     Arguments are those of `launch_arguments.attention`: records with tensors, boxes (TMA descriptors), tensors of the
     batch (int32 or int64), and bounds.  shortest, longest: query tokens of the sequences served, inclusive.
     """
-    gdc_wait()  # an earlier launch may have written any tensor that this kernel reads
-    if S.LEADS:
-        gdc_launch_dependents()
+    if not P.FOLLOWS:
+        gdc_wait()  # an earlier launch may have written any tensor that this kernel reads
+        if S.LEADS:
+            gdc_launch_dependents()
     index, kv_head = unflatten(S)
     batch = Batch(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots,

@@ -26,8 +26,21 @@ def test_keys_are_copied_sixteen_bytes_at_a_time_and_read_by_the_kernels_of_whol
         assert facts["in_fours"] == {"LDG.E.128": loads, "STG.E.128": 16}, "half of keys, half of values, a thread"
         assert (facts["spilled"], facts["before_waiting"]) == (0, [])
         assert facts["registers"] <= 128, "four programs of four warps on a multiprocessor"
-        assert facts["operations"]["ACQBULK"] == 1
+        assert (facts["operations"]["ACQBULK"], facts["exits_before_waiting"]) == (1, 0)
     whole, over_copies = (
         x["sass"] for x in found if x["variant"] in ("prefill page 128", "small pages") and "copy" not in x["kernel"]
     )
     assert whole == over_copies
+
+
+@pytest.mark.parametrize(("variant", "leads"), [("decodes beside a copy", 1), ("mixed int8 by token", 0)])
+def test_decodes_begin_beside_the_copy_and_blocks_behind_it(variant: str, leads: int) -> None:
+    """leads: blocks are the next launch.  Otherwise the portable kernel serves drafts before blocks."""
+    found = {x["kernel"]: x for x in compiled("sm90", variant, "--exactly")}
+    copy, decodes, blocks = (found[f"{name}_kernel"] for name in ("copy_pages", "shares", "blocks"))
+    assert ("attention_kernel" in found) == (not leads)
+    assert (copy["before_waiting"], copy["exits_before_waiting"]) == ([], 0)
+    assert (decodes["operations"].get("PREEXIT", 0), decodes["operations"]["ACQBULK"]) == (leads, 1)
+    assert decodes["exits_before_waiting"] == 0, "blocks may begin before the copy is complete"
+    assert "LDG" in decodes["before_waiting"], "loaders wait for the copy"
+    assert ("UTMALDG" in blocks["before_waiting"]) == bool(leads)

@@ -108,13 +108,19 @@ def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:
 
 
 def over_copies(p: Problem, copies: Copies) -> tuple[Launch, ...]:
-    """Return launches of short queries over the cache itself, then blocks of long queries over their copied keys."""
+    """Return launches of short queries over the cache itself, then blocks of long queries over their copied keys.
+
+    Even shares of short queries begin once all programs of the copy ahead of them have begun.
+    """
     whole, first, longest = over(p, copies), shortest_of(p), tokens_of_columns(p)
     last = blocks_launch(whole, first if is_even(p) else copies.shortest, False)._replace(copied=True)
     if is_even(p):
         return (last,)
     between = copies.shortest > longest + 1
-    few = (shares_launch(p, first, longest, leads=not between),) if longest >= first else ()
+    few: tuple[Launch, ...] = ()
+    if longest >= first:
+        shares = shares_launch(p, first, longest, leads=not between)
+        few = (shares._replace(pipe=shares.pipe._replace(FOLLOWS=True)),)
     if between:
         return (*few, drafts_apart(p, copies.shortest - 1, max(first, longest + 1)), last)
     return _overlapped(few[0], last) if few else (last,)

@@ -94,7 +94,7 @@ REGIMES = (
     Regime(
         "long queries over a copy in 16 bits",
         "int8, int4 or fp8; queries of more rows than drafts have, with scores enough for a copy of up to 1 GiB",
-        "a copy of their keys as numbers of 16 bits; decodes by the shares kernel, then blocks over the copy",
+        "a copy of their keys as numbers of 16 bits; meanwhile decodes by the shares kernel, then blocks over the copy",
         "a copy takes 1 to 2% of a prefill's time, and products of 16 bits need no converter",
         "formats: prefill b4 x 4096, int8, one scale 1076 -> 723 us; by token 3049 by the portable kernels, 745 here",
         lambda p: copies_in_16_bits(p) is not None,
