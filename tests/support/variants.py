@@ -99,7 +99,6 @@ ATTENTION = {
     "prefill head_dim 192": PREFILL | dict(head_dim=192),
     "prefill head_dim 256": PREFILL | dict(head_dim=256),
     "decode split group 71": DECODE | dict(query_lens=(1,), seq_lens=LONG, heads=71, kv_heads=1),
-    # Later variants come last, so that earlier ones stay in the quarters that targets other than sm90 compile.
     "prefill alibi": PREFILL | dict(alibi=True),
     "prefill user alibi": PREFILL | dict(score_mod="alibi of ints"),
     "prefill user softcap": PREFILL | dict(score_mod="softcap"),
