@@ -113,7 +113,7 @@ def test_zero_points_are_not_a_part_of_scales(device: str) -> None:
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 def test_the_instructions_decode_every_word() -> None:
     pytest.importorskip("triton")
-    from paged_attn.kernels.common.numerics import INT4_WORDS
+    from paged_attn.kernels.common.decoding import INT4_WORDS
 
     for first in range(0, 1 << 16, 1 << 12):
         words = np.arange(first, first + 64, dtype=np.uint32)

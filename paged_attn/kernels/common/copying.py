@@ -8,7 +8,9 @@ import triton.language as tl
 
 from .blocking import page_at, pages_of
 from .bounds import visible_range
-from .numerics import decode, encode, load_int, split_scale
+from .decoding import decode, split_scale
+from .encoding import encode
+from .numerics import load_int
 from .records import Batch, Block
 from .shards import own_before
 

@@ -3,7 +3,9 @@
 import triton
 import triton.language as tl
 
-from .numerics import LOG2E, decode, encode, in_parts, normalize, opaque, quotient, scale_of
+from .decoding import decode
+from .encoding import encode, quotient
+from .numerics import LOG2E, in_parts, normalize, opaque, scale_of
 from .records import Query, RowTile
 from .softmax import finish, log_sum_exp
 

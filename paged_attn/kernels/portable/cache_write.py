@@ -3,7 +3,9 @@
 import triton
 import triton.language as tl
 
-from ..common.numerics import decode, encode, encode_steps, over_scale, scale_of, scales_by_row, steps_by_row
+from ..common.decoding import decode
+from ..common.encoding import encode, encode_steps, over_scale, scales_by_row, steps_by_row
+from ..common.numerics import scale_of
 from ..common.output import MAX_HEADS_OF_NARROW_ROWS
 
 

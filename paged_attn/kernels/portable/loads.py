@@ -4,7 +4,8 @@ import triton
 import triton.language as tl
 
 from ..common.blocking import page_at
-from ..common.numerics import decode, in_parts, normalize, opaque, unpack
+from ..common.decoding import decode, unpack
+from ..common.numerics import in_parts, normalize, opaque
 from ..common.output import addresses, load_query
 from ..common.records import Query
 

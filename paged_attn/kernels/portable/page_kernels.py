@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..common.numerics import decode, encode
+from ..common.decoding import decode
+from ..common.encoding import encode
 
 # Fields of a row of the table, which has a row for each `strides.PageRuns`.  Pairs are (source, target).
 #   0, 1   addresses                        5      runs along the inner axis

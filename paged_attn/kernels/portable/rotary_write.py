@@ -13,19 +13,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..common.numerics import (
-    decode,
-    encode,
-    in_parts,
-    magnitude_of_row,
-    over_scale,
-    quotient,
-    scale_of,
-    scale_of_magnitude,
-    square,
-    sum_in_pairs,
-    together,
-)
+from ..common.decoding import decode
+from ..common.encoding import encode, magnitude_of_row, over_scale, quotient, scale_of_magnitude
+from ..common.numerics import in_parts, scale_of, square, sum_in_pairs, together
 from ..common.output import MAX_HEADS_OF_NARROW_ROWS
 
 

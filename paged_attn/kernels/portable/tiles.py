@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from ..common.numerics import LOG2E, products, scale_and_zero, unpack
+from ..common.decoding import scale_and_zero, unpack
+from ..common.numerics import LOG2E, products
 from ..common.scores import cut_own, hides_between, mask, modify
 from ..common.softmax import update
 from .loads import lives, load_box, load_ids, load_kv, load_latent, load_scales, locate

@@ -7,7 +7,8 @@ shared-memory addresses.
 import triton
 
 from ...common.bounds import row_tile
-from ...common.numerics import decode, normalize_by
+from ...common.decoding import decode
+from ...common.numerics import normalize_by
 from ...common.output import addresses
 from ..args import Queries, Ring, slots_of_tile
 from ..asm.barriers import TAG, find_tags, meet_other

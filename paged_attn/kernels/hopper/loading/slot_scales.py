@@ -12,7 +12,7 @@ score, and the sum of weights times zero points of values from the results.
 import triton
 
 from ...common.blocking import page_at
-from ...common.numerics import split_scale
+from ...common.decoding import split_scale
 from ..args import Ring, is_int4
 from ..asm.instructions import inverse, log2
 from ..shim import gl, gluon, mbarrier, thread_barrier

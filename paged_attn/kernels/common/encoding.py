@@ -1,0 +1,140 @@
+"""Numbers as stored elements: rounding to fp8, int8, int4 and bfloat16, scales by token, quotients."""
+
+import triton
+import triton.language as tl
+
+from .numerics import INTERPRET
+
+
+@triton.jit
+def _to_fp8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, MAX: tl.constexpr):
+    """Convert float32 to the bits of an 8-bit float, to nearest even, clamped to +-MAX; NaN stays NaN."""
+    DROP: tl.constexpr = 23 - MANTISSA
+    SMALLEST_NORMAL: tl.constexpr = 2.0 ** (1 - BIAS)
+    # adding ROUNDER rounds, because the float32 sum has no bits below the least subnormal
+    ROUNDER: tl.constexpr = 2.0 ** (23 + 1 - BIAS - MANTISSA)
+    bits = x.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    magnitude = tl.minimum(tl.abs(x), MAX)
+    subnormal = (magnitude + ROUNDER).to(tl.uint32, bitcast=True) & 0xFF
+    bits = magnitude.to(tl.uint32, bitcast=True)
+    normal = ((bits + ((1 << (DROP - 1)) - 1) + ((bits >> DROP) & 1)) >> DROP) - ((127 - BIAS) << MANTISSA)
+    code = tl.where(magnitude < SMALLEST_NORMAL, subnormal, normal)
+    return (sign | tl.where(x == x, code, 0x7F)).to(tl.uint8)
+
+
+@triton.jit
+def _to_int8(x):
+    """Convert float32 to the bits of int8, to nearest even, clamped to +-127; NaN becomes 0."""
+    x = tl.where(x == x, tl.minimum(tl.maximum(x, -127.0), 127.0), 0.0)
+    # adding 1.5 * 2^23 rounds, and leaves the integer in the lower bits
+    return (x + 12582912.0).to(tl.int32, bitcast=True).to(tl.uint8)
+
+
+@triton.jit
+def largest(FP8: tl.constexpr):
+    """Return the largest number of a format of one byte (records/formats.LARGEST)."""
+    if FP8 == 3:
+        return 448.0
+    elif FP8 == 2:
+        return 57344.0
+    else:
+        tl.static_assert(FP8 == 7)
+        return 127.0
+
+
+@triton.jit
+def scales_by_row(x, FP8: tl.constexpr, of: tl.constexpr):
+    """Scales [H], of type `of`, of float32 rows x [H, D]: largest magnitude / largest number of the stored type.
+
+    Scales of float16 saturate.  A scale is NaN if its row has a NaN or an infinity.
+    """
+    return scale_of_magnitude(magnitude_of_row(x), FP8, of)
+
+
+@triton.jit
+def magnitude_of_row(x):
+    """Largest magnitudes [H] of float32 rows x [H, D], as int32 bits, in whose order NaN is above infinity."""
+    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+
+
+@triton.jit
+def scale_of_magnitude(most, FP8: tl.constexpr, of: tl.constexpr):
+    """Scales [H] as from `scales_by_row`, of rows with the magnitudes `most` [H] (`magnitude_of_row`)."""
+    scale = tl.div_rn(most.to(tl.float32, bitcast=True), tl.zeros_like(most).to(tl.float32) + largest(FP8))
+    if of == tl.float16:
+        scale = tl.minimum(scale, 65504.0)
+    return tl.where(most < 0x7F800000, scale, float("nan")).to(of)
+
+
+@triton.jit
+def over_scale(x, scale):
+    """Divide float32 rows x [H, N] by their scales [H]; a row whose scale is 0 or NaN becomes zeros."""
+    scale = scale.to(tl.float32)[:, None]
+    return tl.div_rn(tl.where(scale > 0, x, 0.0), tl.broadcast_to(tl.where(scale > 0, scale, 1.0), x.shape))
+
+
+@triton.jit
+def nearest(x):
+    """Round float32 x, |x| < 2^22, to int32, to nearest even."""
+    return (x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000  # from 2^23 on float32 has no fraction
+
+
+@triton.jit
+def steps_by_row(x):
+    """(scales [H] float32, zero points [H] int32) by which float32 rows x [H, D] become int4.
+
+    The 16 int4 numbers stand for equally spaced values from min(row, 0) to max(row, 0); the zero point stands for 0.
+    The scale is the step, with zeros in its lowest four bits, and is NaN if a row has a NaN or an infinity.
+    """
+    whole = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1) < 0x7F800000
+    least, most = tl.minimum(tl.min(x, 1), 0.0), tl.maximum(tl.max(x, 1), 0.0)
+    steps = tl.zeros_like(least) + 15.0
+    scale = tl.where(whole, tl.div_rn(most, steps) - tl.div_rn(least, steps), float("nan"))
+    scale = (scale.to(tl.int32, bitcast=True) & 0x7FFFFFF0).to(tl.float32, bitcast=True)
+    zero = nearest(tl.div_rn(tl.where(scale > 0, -least, 0.0), tl.where(scale > 0, scale, 1.0)))
+    return scale, tl.minimum(zero, 15)
+
+
+@triton.jit
+def encode_steps(x, scale, zero):
+    """Bytes [H, D / 2] of two int4 numbers, of float32 rows x [H, D]; a row whose scale is 0 or NaN counts as zeros."""
+    number = nearest(over_scale(x, scale)) + zero[:, None]
+    number = tl.minimum(tl.maximum(number, 0), 15)
+    lower, upper = tl.split(tl.reshape(number, [x.shape[0], x.shape[1] // 2, 2]))
+    return (lower | (upper << 4)).to(tl.uint8)
+
+
+@triton.jit
+def encode(x, FP8: tl.constexpr, dtype: tl.constexpr):
+    """Convert float32 values to stored elements, to nearest even; fp8 and int8 saturate, and int8 has 0 for NaN."""
+    if FP8 == 3:
+        return _to_fp8(x, 3, 7, 448.0)
+    elif FP8 == 2:
+        return _to_fp8(x, 2, 15, 57344.0)
+    elif FP8 == 7:
+        return _to_int8(x)
+    elif INTERPRET and dtype == tl.bfloat16:
+        # round here, because the interpreter truncates
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), bits)
+        return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def quotient(x, by):
+    """float32 x / by, correctly rounded for results below 2^16 in magnitude; by: one number, or one for each element.
+
+    On a GPU `/` may be off by two units in the last place, so a result just below a tie of fp8 might round up.  A
+    correctly rounded division for each element takes a fifth of a kernel's machine code.  So x is multiplied by a
+    correctly rounded inverse, and the exact remainder, from a fused multiply-add, corrects the product.
+    """
+    if INTERPRET:  # the interpreter's fused operation rounds twice
+        return tl.div_rn(x, by)
+    else:
+        inverse = tl.div_rn(1.0, by)
+        about = x * inverse
+        nearer = tl.fma(tl.fma(-about, by, x), inverse, about)
+        return tl.where(tl.abs(about) < 65536.0, nearer, about)  # the correction of infinity would be NaN
