@@ -156,7 +156,7 @@ HOPPER = {
     "prefills e4m3 head_dim 64, no lse": SHORT_PROMPTS | dict(cache_dtype=E4M3, head_dim=64, lse=False),
     "prefills e4m3, no lse": SHORT_PROMPTS | dict(cache_dtype=E4M3, lse=False),
     "mixed e4m3, no lse": PREFILL | MIXED | dict(cache_dtype=E4M3, lse=False),
-    "mixed int8 by token": PREFILL | MIXED | dict(cache_dtype=INT8, scales="per_token"),  # few sequences have copies
+    "decodes beside copies of few": PREFILL | MIXED | dict(cache_dtype=INT8, scales="per_token"),
     "decodes beside a copy": PREFILL | BESIDE_A_COPY | dict(cache_dtype=INT8, scales="per_token"),
     "of 512 features": OF_512 | FEATURES,
     "of 512 head_dim 64": OF_512 | dict(head_dim=64),

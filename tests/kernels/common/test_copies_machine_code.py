@@ -33,7 +33,7 @@ def test_keys_are_copied_sixteen_bytes_at_a_time_and_read_by_the_kernels_of_whol
     assert whole == over_copies
 
 
-@pytest.mark.parametrize(("variant", "leads"), [("decodes beside a copy", 1), ("mixed int8 by token", 0)])
+@pytest.mark.parametrize(("variant", "leads"), [("decodes beside a copy", 1), ("decodes beside copies of few", 0)])
 def test_decodes_begin_beside_the_copy_and_blocks_behind_it(variant: str, leads: int) -> None:
     """leads: blocks are the next launch.  Otherwise the portable kernel serves drafts before blocks."""
     found = {x["kernel"]: x for x in compiled("sm90", variant, "--exactly")}
