@@ -77,8 +77,7 @@ class Ranks:
     def times(self, call: Call, inner: int = 20, rounds: int = 25) -> list[float]:
         """Return the microseconds of one call on each rank: the median over replays of a graph of `inner` calls.
 
-        Replays begin together.  Rounds in which a host was late do not count; if they are half of all rounds, hosts get
-        twice the time from then on.
+        Replays begin together.  Rounds in which a host was late do not count (`on_time`).
         """
         for _ in range(3):
             call()
@@ -88,11 +87,16 @@ class Ranks:
         with torch.cuda.graph(graph):
             for _ in range(inner):
                 call()
-        while len(counted := self._rounds(graph, rounds, inner)) <= rounds // 2:
+        counted = self.on_time(lambda: self._rounds(graph, rounds, inner), rounds // 2 + 1)
+        return self.of_all(statistics.median(counted))
+
+    def on_time(self, measured: Callable[[], list[float]], least: int) -> list[float]:
+        """Return the first list of `least` times or more.  After each shorter list, hosts get twice as long."""
+        while len(counted := measured()) < least:
             self.cycles *= 2
             if self.cycles > MOST_HOST_CYCLES:
                 raise RuntimeError(f"hosts took longer than {MOST_HOST_CYCLES} cycles to launch a replay")
-        return self.of_all(statistics.median(counted))
+        return counted
 
     def _rounds(self, graph: torch.cuda.CUDAGraph, rounds: int, inner: int) -> list[float]:
         """Return this rank's microseconds of a call, for each round in which no host was late."""

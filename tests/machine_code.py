@@ -59,7 +59,7 @@ def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[s
 
 
 def _tool(name: str, *args: str, source: bytes) -> str:
-    """Return what one of NVIDIA's programs that come with Triton prints about a file with these bytes."""
+    """Run one of the NVIDIA programs in Triton's wheel on a file of these bytes; return its output."""
     import triton
 
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name

@@ -138,7 +138,7 @@ def known() -> set[str]:
 
 
 def tried(dialect: str) -> Iterator[dict[str, str]]:
-    """Yield a variant when it begins, and again with its `why` when it is done: "", or the reason of its failure."""
+    """Yield each variant twice: when it begins, and when it is done, with `why`: "", or the reason of a failure."""
     os.environ["TRITON_INTERPRET"] = "1" if dialect == "interpreted" else "0"
     os.environ["PAGED_ATTN_HOPPER"] = "0" if dialect in ("portable", "interpreted") else "1"
     os.environ["SIMULATE"] = "1" if dialect == "simulated" else "0"
@@ -219,7 +219,7 @@ def _interpret(_: str) -> None:
 
 
 def child(dialect: str, folder: Path) -> subprocess.Popen[str]:
-    """Start a process that tries one dialect, because a compiler that crashes ends its process."""
+    """Start a process that tries one dialect; a compiler's crash ends that process alone."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.tritons", "--dialect", dialect]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),

@@ -45,6 +45,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
+def test_late_hosts_get_more_time_up_to_a_limit(one_rank: None) -> None:
+    rank, found = ranks.Ranks(0, 1), iter([[], [1.0] * 12, [2.0] * 13])
+    assert rank.on_time(lambda: next(found), 13) == [2.0] * 13
+    assert rank.cycles == 4 * ranks.HOST_CYCLES
+    with pytest.raises(RuntimeError, match="hosts took longer than 200000000 cycles"):
+        rank.on_time(list, 13)
+
+
 def test_every_part_measures_what_it_says(one_rank: None, small: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     rows = ranks.measure(0, 1, [*ranks.PARTS])
     assert {row["part"] for row in rows} == {*ranks.PARTS}

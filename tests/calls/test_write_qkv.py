@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -150,9 +150,10 @@ def test_a_call_does_what_the_reference_does(name: str, device: str) -> None:
     assert first.dtype == (call.out or call.dtype)
 
 
-def grids_of(launched: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The grids of write_qkv from now on, in a list that grows."""
-    grids, qkv_step = [], launched._qkv_step
+def assert_equal_bits(write: Callable[[], Sequence[Tensor]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a call with programs of many heads, then of few: all tensors that `write` returns have equal bits."""
+    launched = pytest.importorskip("paged_attn.calls.launched")
+    grids, qkv_step, found = [], launched._qkv_step, []
 
     def noted(*args: Any) -> Any:
         step = qkv_step(*args)
@@ -160,7 +161,13 @@ def grids_of(launched: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return step
 
     monkeypatch.setattr(launched, "_qkv_step", noted)
-    return grids
+    for few in (0, 1 << 40):
+        monkeypatch.setattr(launched, "FEW_WRITE_ELEMENTS", few)
+        call_cache.clear()
+        found.append(write())
+    call_cache.clear()
+    assert all(torch.equal(as_bytes(x), as_bytes(y)) for x, y in zip(*found, strict=True))
+    assert grids == [] or grids[0] < grids[1]  # none in plain torch
 
 
 @pytest.mark.parametrize("by_token", [False, True])
@@ -169,46 +176,36 @@ def test_small_and_large_calls_write_equal_bits(
     name: str, by_token: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bits do not depend on the number of heads of a program.  On a GPU, threads add squares in another order."""
-    launched = pytest.importorskip("paged_attn.calls.launched")
-    grids = grids_of(launched, monkeypatch)
     call = CALLS[name]._replace(heads=96, kv_heads=16)
     if by_token:
         call = call._replace(cache=torch.int8)
-    qkv, given, found = heads_of(call, device), options_of(call, device), []
+    qkv, given = heads_of(call, device), options_of(call, device)
     caches, slots = caches_of(call, device), torch.tensor(SLOTS, device=device)
-    for few in (0, 1 << 40):
-        monkeypatch.setattr(launched, "FEW_WRITE_ELEMENTS", few)
-        call_cache.clear()
-        written = [x.clone() for x in caches]
+
+    def write() -> Sequence[Tensor]:
+        written, scales = [x.clone() for x in caches], {}
         if by_token:
             shape = (5, 3, 16) if call.layout == "NHD" else (5, 16, 3)
-            scales = [torch.zeros(shape, device=device) for _ in "kv"]
-            given |= dict(zip(("k_scale", "v_scale"), scales))
-            written += scales
-        found.append([write_qkv(qkv, *written[:2], slots, **given).clone(), *written])
-    call_cache.clear()
-    assert all(torch.equal(as_bytes(x), as_bytes(y)) for x, y in zip(*found, strict=True))
-    assert grids == [] or grids[0] < grids[1]  # none in plain torch
+            scales = {f"{x}_scale": torch.zeros(shape, device=device) for x in "kv"}
+        return write_qkv(qkv, *written, slots, **given | scales).clone(), *written, *scales.values()
+
+    assert_equal_bits(write, monkeypatch)
 
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_small_and_large_calls_write_equal_bits_of_latents(
     norm: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched = pytest.importorskip("paged_attn.calls.launched")
-    grids = grids_of(launched, monkeypatch)
     q, k_rope, latent = (torch.randn(6, *size, device=device).to(BF16) for size in ((64, 64), (1, 64), (1, 512)))
     given: dict[str, Any] = dict(cos_sin=torch.rand(8, 64, device=device), positions=torch.arange(6, device=device))
     given |= dict(k_norm=torch.rand(512, device=device)) if norm else {}
-    slots, found = torch.tensor(SLOTS, device=device), []
-    for few in (0, 1 << 40):
-        monkeypatch.setattr(launched, "FEW_WRITE_ELEMENTS", few)
-        call_cache.clear()
+    slots = torch.tensor(SLOTS, device=device)
+
+    def write() -> Sequence[Tensor]:
         cache = torch.zeros(5, 3, 1, 576, dtype=BF16, device=device)
-        found.append([write_qkv((q, latent, k_rope), cache, None, slots, **given).clone(), cache])
-    call_cache.clear()
-    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
-    assert grids == [] or grids[0] < grids[1]
+        return write_qkv((q, latent, k_rope), cache, None, slots, **given).clone(), cache
+
+    assert_equal_bits(write, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["packed, all of a head", "parts, half of a head", "pairs, some of a head of 24"])

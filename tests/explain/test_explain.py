@@ -48,6 +48,10 @@ def test_launches_of_both_dialects_are_told() -> None:
     assert lines["launch 1"].startswith("attention_kernel")
     assert lines["launch 2"].startswith("blocks_kernel")
     assert lines["launch 2"].endswith("; they begin as programs of launch 1 end")
+    lines = told(queries="1x700,63x1", keys="1x2500,63x900", kv_dtype=torch.int8, scales="per_token")
+    assert lines["launch 1"].startswith("shares_kernel")
+    assert lines["launch 1"].endswith("; they begin while keys are copied")
+    assert lines["launch 2"].endswith("; they begin as programs of launch 1 end")
     lines = told(queries="1x1024,31x1", keys="1x4096,31x2048", heads=71, kv_heads=1, head_dim=64)
     assert lines["kernels"] == "Hopper's, and the portable one for few queries of more than 64 heads on a KV head"
     assert ", and behind launch 2 merge_blocks_kernel, 160 programs, for sequences of 1 query" in lines["launch 1"]

@@ -1,4 +1,4 @@
-"""What `explain` says is launched and what it counts: grids and scratch as a call has them, work and memory by hand."""
+"""Launches and counts of `explain`: grids and scratch equal those of a call, work and memory are counted by hand."""
 
 from __future__ import annotations
 

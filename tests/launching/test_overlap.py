@@ -1,4 +1,4 @@
-"""Launches that begin before the one ahead of them has ended: what each reads is there, and so are all results."""
+"""Launches that begin before the previous launch ends: each reads complete inputs, and all results are complete."""
 
 from __future__ import annotations
 

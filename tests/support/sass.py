@@ -294,7 +294,7 @@ def _after(known: frozenset[int], instruction: str, effects: Effects) -> frozens
 
 
 def _uses_of_unwritten(blocks: list[list[str]], ways: list[list[int]], effects: Effects) -> int:
-    """Count instructions, other than copies, that read a register which some path to them has not written."""
+    """Count instructions, other than copies, that read a register that is unwritten on some path."""
     blocks = [[x for x in block if not x.endswith(":")] for block in blocks]
     before: dict[int, frozenset[int]] = {0: frozenset()}  # written on every way to a block
     changed = [0]

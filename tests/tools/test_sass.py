@@ -95,7 +95,7 @@ def test_partitions_that_start_before_everybody_has_read_are_found() -> None:
     start = ["STS [R4], R5", "BAR.SYNC.DEFER_BLOCKING 0x1"]
     assert sass.overtaken_readers(["BAR.SYNC.DEFER_BLOCKING 0x0, 0x80", "LDS R0, [R2]", *start]) == 1
     assert sass.overtaken_readers(["LDS R0, [R2]", "BAR.SYNC.DEFER_BLOCKING 0x0, 0x80", *start]) == 0
-    # a warp that waits to be started, in code behind that of those who start it (as Triton 3.8 lays it out)
+    # under Triton 3.8, the code of a waiting warp lies behind the code of the warps that start it
     waits = ["BAR.SYNC.DEFER_BLOCKING 0x1", "LDS.U8 R0, [R2]", "@P0 BAR.SYNC.DEFER_BLOCKING 0x1"]
     assert sass.overtaken_readers([*start, *waits]) == 0
     # a consumer's own barrier starts nobody
@@ -126,7 +126,7 @@ def test_conversions_of_what_nobody_wrote_are_found() -> None:
 
 
 def test_uses_of_uniform_registers_that_nobody_wrote_are_found() -> None:
-    """As of what a product was told of keys of 128 dims, the third 16 of them on."""
+    """A product of keys of 128 dims read such a register, from the third 16 dims on."""
     made = ["R2UR UR4, R7", "@P0 S2UR UR7, SR_CTAID.X", "UMOV UR5, 0x40000040", "UIADD3 UR6, UP1, UR7, 0x80010, URZ"]
     product, of_registers = "HGMMA.64x64x16 R8, gdesc[UR4], R8", "HGMMA.64x64x16 R8, R40, gdesc[UR4], R8"
     assert sass.unwritten([*made, product]) == 0

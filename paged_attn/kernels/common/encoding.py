@@ -87,7 +87,7 @@ def steps_by_row(x):
     The 16 int4 numbers stand for equally spaced values from min(row, 0) to max(row, 0); the zero point stands for 0.
     The scale is the step, with zeros in its lowest four bits, and is NaN if a row has a NaN or an infinity.
     """
-    whole = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1) < 0x7F800000
+    whole = magnitude_of_row(x) < 0x7F800000
     least, most = tl.minimum(tl.min(x, 1), 0.0), tl.maximum(tl.max(x, 1), 0.0)
     steps = tl.zeros_like(least) + 15.0
     scale = tl.where(whole, tl.div_rn(most, steps) - tl.div_rn(least, steps), float("nan"))

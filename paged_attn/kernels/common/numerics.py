@@ -1,7 +1,4 @@
-"""Arithmetic that formats and kernels share: products, sums, powers of two, rows in parts, lengths and ids.
-
-Some functions stand for what the hardware or the interpreter lacks.
-"""
+"""Arithmetic of all kernels: products, sums, powers of two, rows in parts, scales, lengths and ids."""
 
 import triton
 import triton.language as tl
