@@ -162,15 +162,20 @@ def written(
     rows: list[list[float]], dtype: torch.dtype, device: str, scale: torch.dtype = F32
 ) -> tuple[Tensor, Tensor]:
     """(stored numbers, scales) of rows of 16 dims that begin so, written by the library; the reference agrees."""
-    k = torch.zeros(len(rows), 1, 16, device=device)
+    k = torch.zeros(len(rows), 16, device=device)
     for row, numbers in zip(k, rows):
-        row[0, : len(numbers)] = torch.tensor(numbers)
+        row[: len(numbers)] = torch.tensor(numbers)
+    return rows_written(k, dtype, scale)
+
+
+def rows_written(k: Tensor, dtype: torch.dtype, scale: torch.dtype = F32) -> tuple[Tensor, Tensor]:
+    """(stored numbers, scales) of float32 rows [rows, dims], written by the library; the reference agrees."""
     found = []
     for write in (reference.write_kv, paged_attn.write_kv):
-        cache = torch.full((len(rows), 1, 1, 16), 7, dtype=torch.uint8, device=device).view(dtype)
-        scales = torch.full((len(rows), 1, 1), 7.0, dtype=scale, device=device)
-        write(k, None, cache, None, torch.arange(len(rows), device=device), k_scale=scales)
-        found.append((cache.view(len(rows), 16), scales.flatten()))
+        cache = torch.full((len(k), 1, 1, k.shape[1]), 7, dtype=torch.uint8, device=k.device).view(dtype)
+        scales = torch.full((len(k), 1, 1), 7.0, dtype=scale, device=k.device)
+        write(k[:, None], None, cache, None, torch.arange(len(k), device=k.device), k_scale=scales)
+        found.append((cache.view(k.shape), scales.flatten()))
     (want, want_scales), (got, got_scales) = found
     assert torch.equal(bits(got), bits(want))
     torch.testing.assert_close(got_scales, want_scales, rtol=0, atol=0, equal_nan=True)
@@ -187,6 +192,26 @@ def test_a_scale_is_the_largest_magnitude_by_the_range(device: str) -> None:
 def test_int8_is_rounded_to_the_nearest_even(device: str) -> None:
     got, _ = written([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5, 63.49]], INT8, device)
     assert got[0, :8].tolist() == [127, 0, 2, 2, 0, -2, -126, 63]
+
+
+@pytest.mark.parametrize("scale", [F32, FP16], ids=str)
+@pytest.mark.parametrize("dtype", [INT8, E4M3, E5M2], ids=str)
+def test_quotients_beside_ties_do_not_cross_them(dtype: torch.dtype, scale: torch.dtype, device: str) -> None:
+    """Rows of subnormal to huge numbers, each with -0; a GPU's ordinary division is two units off."""
+    rng = torch.Generator().manual_seed(0)
+    numbers = torch.arange(128, dtype=torch.uint8).view(dtype).float()
+    numbers = numbers[numbers.isfinite()]
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    sizes = 2.0 ** torch.tensor([-146, -135, -120, -65, -64, -3, 0, 3, 60, 110]).double().repeat_interleave(40)
+    largest = (sizes * (1 + torch.rand(len(sizes), generator=rng))).float() * numbers[-1]
+    ties = middles[torch.randint(len(middles), (len(sizes), 254), generator=rng)]
+    ties *= (largest / numbers[-1]).to(scale).clamp(max=65504.0 if scale == FP16 else None, min=0.0)[:, None].float()
+    near = torch.stack([ties, ties.nextafter(ties.new_tensor(0.0)), ties.nextafter(ties.new_tensor(torch.inf))])
+    rows = near.gather(0, torch.randint(3, (1, *ties.shape), generator=rng))[0]
+    rows *= 1.0 - 2 * torch.randint(2, rows.shape, generator=rng)
+    rows = torch.cat([largest[:, None], rows.new_full((len(rows), 1), -0.0), rows], 1)
+    got, scales = rows_written(rows.to(device), dtype, scale)
+    assert bits(got)[scales > 0, 1].unique().tolist() == [0 if dtype == INT8 else 0x80]
 
 
 @pytest.mark.parametrize("dtype", [INT8, E4M3, E5M2], ids=str)

@@ -2,13 +2,24 @@
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 from .numerics import INTERPRET
+
+# PTX that rounds four float32 to a word of fp8 numbers, to nearest even; infinity saturates, and NaN becomes 0x7F.
+_FP8_WORD = """{
+    .reg .b16 lower, upper;
+    cvt.rn.satfinite.%sx2.f32 lower, $2, $1;
+    cvt.rn.satfinite.%sx2.f32 upper, $4, $3;
+    mov.b32 $0, {lower, upper};
+    }"""
+E4M3_WORD = tl.constexpr(_FP8_WORD % ("e4m3", "e4m3"))
+E5M2_WORD = tl.constexpr(_FP8_WORD % ("e5m2", "e5m2"))
 
 
 @triton.jit
 def _to_fp8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, MAX: tl.constexpr):
-    """Convert float32 to the bits of an 8-bit float, to nearest even, clamped to +-MAX; NaN stays NaN."""
+    """Convert float32 to the bits of an 8-bit float, to nearest even, clamped to +-MAX; NaN becomes 0x7F."""
     DROP: tl.constexpr = 23 - MANTISSA
     SMALLEST_NORMAL: tl.constexpr = 2.0 ** (1 - BIAS)
     # adding ROUNDER rounds, because the float32 sum has no bits below the least subnormal
@@ -20,7 +31,7 @@ def _to_fp8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, MAX: tl.constexpr):
     bits = magnitude.to(tl.uint32, bitcast=True)
     normal = ((bits + ((1 << (DROP - 1)) - 1) + ((bits >> DROP) & 1)) >> DROP) - ((127 - BIAS) << MANTISSA)
     code = tl.where(magnitude < SMALLEST_NORMAL, subnormal, normal)
-    return (sign | tl.where(x == x, code, 0x7F)).to(tl.uint8)
+    return tl.where(x == x, sign | code, 0x7F).to(tl.uint8)
 
 
 @triton.jit
@@ -68,10 +79,32 @@ def scale_of_magnitude(most, FP8: tl.constexpr, of: tl.constexpr):
 
 
 @triton.jit
+def quotient(x, by, BOUNDED: tl.constexpr = False):
+    """float32 x / by, correctly rounded for results from 2^-17 to 2^16 in magnitude; by: one number, or one a row.
+
+    BOUNDED: all results are below 2^16.
+
+    On a GPU `/` may be off by two units in the last place, so a result just below a tie of fp8 might round up.  A
+    correctly rounded division for each element takes a fifth of a kernel's machine code.  So x is multiplied by a
+    correctly rounded inverse, and the exact remainder, from a fused multiply-add, corrects the product.
+    """
+    if INTERPRET:  # the interpreter's fused operation rounds twice
+        return tl.div_rn(x, by)
+    else:
+        unit = tl.where(tl.abs(by) < 1.0, 18446744073709551616.0, 1.0)  # 2^64: no subnormal inverse or remainder
+        x, by = x * unit, by * unit
+        inverse = tl.div_rn(1.0, by)
+        about = x * inverse
+        beyond = tl.fma(about, by, x * -1.0)  # Triton's -x is 0 - x, which would lose the sign of -0
+        nearer = tl.fma(beyond * -1.0, inverse, about)
+        return nearer if BOUNDED else tl.where(tl.abs(about) < 65536.0, nearer, about)  # infinity's would be NaN
+
+
+@triton.jit
 def over_scale(x, scale):
     """Divide float32 rows x [H, N] by their scales [H]; a row whose scale is 0 or NaN becomes zeros."""
     scale = scale.to(tl.float32)[:, None]
-    return tl.div_rn(tl.where(scale > 0, x, 0.0), tl.broadcast_to(tl.where(scale > 0, scale, 1.0), x.shape))
+    return quotient(tl.where(scale > 0, x, 0.0), tl.where(scale > 0, scale, 1.0), True)
 
 
 @triton.jit
@@ -108,7 +141,10 @@ def encode_steps(x, scale, zero):
 @triton.jit
 def encode(x, FP8: tl.constexpr, dtype: tl.constexpr):
     """Convert float32 values to stored elements, to nearest even; fp8 and int8 saturate, and int8 has 0 for NaN."""
-    if FP8 == 3:
+    if (FP8 == 3 or FP8 == 2) and not INTERPRET and cuda_capability_geq(8, 9):
+        WORD: tl.constexpr = E4M3_WORD if FP8 == 3 else E5M2_WORD
+        return tl.inline_asm_elementwise(WORD, "=r,f,f,f,f", [x], dtype=tl.uint8, is_pure=True, pack=4)
+    elif FP8 == 3:
         return _to_fp8(x, 3, 7, 448.0)
     elif FP8 == 2:
         return _to_fp8(x, 2, 15, 57344.0)
@@ -121,20 +157,3 @@ def encode(x, FP8: tl.constexpr, dtype: tl.constexpr):
         return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         return x.to(dtype)
-
-
-@triton.jit
-def quotient(x, by):
-    """float32 x / by, correctly rounded for results below 2^16 in magnitude; by: one number, or one for each element.
-
-    On a GPU `/` may be off by two units in the last place, so a result just below a tie of fp8 might round up.  A
-    correctly rounded division for each element takes a fifth of a kernel's machine code.  So x is multiplied by a
-    correctly rounded inverse, and the exact remainder, from a fused multiply-add, corrects the product.
-    """
-    if INTERPRET:  # the interpreter's fused operation rounds twice
-        return tl.div_rn(x, by)
-    else:
-        inverse = tl.div_rn(1.0, by)
-        about = x * inverse
-        nearer = tl.fma(tl.fma(-about, by, x), inverse, about)
-        return tl.where(tl.abs(about) < 65536.0, nearer, about)  # the correction of infinity would be NaN

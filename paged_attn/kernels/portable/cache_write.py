@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ..common.decoding import decode
-from ..common.encoding import encode, encode_steps, over_scale, scales_by_row, steps_by_row
+from ..common.encoding import encode, encode_steps, over_scale, quotient, scales_by_row, steps_by_row
 from ..common.numerics import scale_of
 from ..common.output import MAX_HEADS_OF_NARROW_ROWS
 
@@ -40,7 +40,7 @@ def store_heads(
             x = over_scale(x, by_slot)
     elif kv.FP8 > 0:
         scale = tl.zeros_like(kv_head).to(tl.float32) + scale_of(number, ptr, stride, tl.minimum(kv_head, KV_HEADS - 1))
-        x = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))  # on a GPU, `/` is inexact and may return a tie
+        x = quotient(x, scale[:, None])
     at = page * kv.stride_page + slot * kv.stride_slot + kv_head.to(tl.int64)[:, None] * kv.stride_head
     at += (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
     tl.store(kv.ptr + at, encode(x, kv.FP8, kv.ptr.dtype.element_ty), mask=inside)

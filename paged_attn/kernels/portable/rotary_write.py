@@ -131,7 +131,7 @@ def stored(x, head, number, ptr, stride, H: tl.constexpr, FP8: tl.constexpr, dty
     """A run [H, N] as elements of a tensor, rounded to nearest even; fp8 and int8 elements are x / scale, clamped."""
     if FP8 > 0:
         scale = scale_of(number, ptr, stride, tl.minimum(head, H.HEADS - 1) // H.GROUP)
-        x = quotient(x, tl.broadcast_to((tl.zeros_like(head).to(tl.float32) + scale)[:, None], x.shape))
+        x = quotient(x, (tl.zeros_like(head).to(tl.float32) + scale)[:, None])
     return encode(x, FP8, dtype)
 
 
