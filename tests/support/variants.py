@@ -130,6 +130,7 @@ ATTENTION = {
     "decode split spans window": DECODE | dict(query_lens=(1,), seq_lens=LONG, spans=3, window_size=(1023, -1)),
     "decode gate": DECODE | dict(gate=True),
     "prefill token scales gate": PREFILL | dict(token_scales=True, gate=True),
+    "decode mask bias spans chunk": DECODE | dict(qq_bias=8, qq_mask=2, spans=3, chunk=100),
     "speculate mask": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_mask=1),
     "decode split windows by head": DECODE | BY_HEAD | dict(query_lens=(1,) * 8, seq_lens=LONG * 8),
     "prefill windows by head": PREFILL | BY_HEAD,
@@ -346,13 +347,19 @@ def _write(cache_dtype: torch.dtype, layout: str, scales: str = "none") -> None:
 
 
 def _write_qkv(
-    cache_dtype: torch.dtype, layout: str, interleaved: bool, scales_of: str = "none", tokens: int = 4
+    cache_dtype: torch.dtype,
+    layout: str,
+    interleaved: bool,
+    scales_of: str = "none",
+    tokens: int = 4,
+    rotary_dim: int = 128,
 ) -> None:
     sizes = dict(query_lens=(4,), seq_lens=(4,), heads=32, kv_heads=8, head_dim=128, scales=scales_of)
     inputs = build(Case("write", **sizes, dtype=torch.bfloat16, cache_dtype=cache_dtype, layout=layout))
     qkv, weight = torch.zeros(tokens, 48 * 128, dtype=torch.bfloat16), torch.ones(128, dtype=torch.bfloat16)
     scales = {name: inputs[name] for name in ("k_scale", "v_scale") if name in inputs}
-    angles: dict[str, Any] = dict(positions=torch.arange(tokens), cos_sin=torch.zeros(64, 128), interleaved=interleaved)
+    cos_sin = torch.zeros(64, rotary_dim)
+    angles: dict[str, Any] = dict(positions=torch.arange(tokens), cos_sin=cos_sin, interleaved=interleaved)
     slots = torch.arange(tokens)
     paged_attn.write_qkv(
         qkv, inputs["k_cache"], inputs["v_cache"], slots, q_norm=weight, k_norm=weight, **angles, **scales
@@ -384,6 +391,7 @@ def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
     found["write packed e5m2"] = functools.partial(_write, E5M2, "x")
     found["write qkv"] = functools.partial(_write_qkv, torch.bfloat16, "NHD", False)
     found["write qkv pairs packed e4m3"] = functools.partial(_write_qkv, E4M3, "x", True)
+    found["write qkv e4m3, two dims rotated"] = functools.partial(_write_qkv, E4M3, "NHD", False, rotary_dim=2)
     found["write qkv of many"] = functools.partial(_write_qkv, torch.bfloat16, "NHD", False, tokens=256)
     found["write qkv int8 by token of many"] = functools.partial(
         _write_qkv, INT8, "NHD", False, "per_token", tokens=256

@@ -141,7 +141,7 @@ def encode_steps(x, scale, zero):
 @triton.jit
 def encode(x, FP8: tl.constexpr, dtype: tl.constexpr):
     """Convert float32 values to stored elements, to nearest even; fp8 and int8 saturate, and int8 has 0 for NaN."""
-    if (FP8 == 3 or FP8 == 2) and not INTERPRET and cuda_capability_geq(8, 9):
+    if (FP8 == 3 or FP8 == 2) and x.numel >= 4 and not INTERPRET and cuda_capability_geq(8, 9):
         WORD: tl.constexpr = E4M3_WORD if FP8 == 3 else E5M2_WORD
         return tl.inline_asm_elementwise(WORD, "=r,f,f,f,f", [x], dtype=tl.uint8, is_pure=True, pack=4)
     elif FP8 == 3:
