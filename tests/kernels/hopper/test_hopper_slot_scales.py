@@ -13,7 +13,7 @@ from paged_attn.planning import planner
 from paged_attn.records.copies import copies_of
 from tests.simulator import SIMULATES
 from tests.support import hopper_plans
-from tests.support.cases import E4M3, E5M2, build, compare, problem_of, run
+from tests.support.cases import E4M3, E5M2, INT4, build, compare, problem_of, run
 from tests.support.hopper_cases import ALL_E4M3, CAPPED, DEVICE, FEATURES, PACKED, quick_of, sized
 from tests.support.hopper_cases.short import BESIDE, DECODES, LONG, MIXED, OF_8, OF_32
 
@@ -77,6 +77,12 @@ ONE_SCALE: dict[str, dict[str, Any]] = {
     "long, latents": LONG | MLA,
     "long, head_dim 256": LONG | dict(head_dim=256),
 }
+BELOW_SINKS: dict[str, dict[str, Any]] = {
+    "decodes, int8": DECODES | dict(cache_dtype=INT8),
+    "decodes, e4m3": DECODES | dict(cache_dtype=E4M3),
+    "decodes, int4": DECODES | dict(cache_dtype=INT4),
+    "drafts of 8, int8": OF_8 | dict(cache_dtype=INT8),
+}
 QUICK = {
     "decodes, int8",
     "decodes, e4m3, of all e4m3",
@@ -135,4 +141,18 @@ def test_scales_may_differ_by_orders_of_magnitude(large: float) -> None:
     scale: Tensor = inputs["v_scale"]
     scale.view(-1)[::7] *= large
     scale.view(-1)[3::11] = 0.0
+    compare(case, *paged_attn.paged_attention(**inputs), inputs)
+
+
+@on_hopper
+@pytest.mark.quick
+@pytest.mark.parametrize("above", [7.0, 60.0])
+@pytest.mark.parametrize("name", quick_of(BELOW_SINKS, {"decodes, int8"}))
+def test_values_of_small_scales_keep_their_digits_below_a_sink(name: str, above: float) -> None:
+    """Weights, which contain the scales of values, would be subnormal float16 beside the sink's weight."""
+    case = sized(name, **BY_TOKEN | BELOW_SINKS[name] | dict(sinks=True, lse=True))
+    inputs = build(case, DEVICE)
+    inputs["sinks"] += above
+    inputs["v_scale"] *= 2.0**-10
+    assert all(x.pipe.COLUMNS for x in planner.plan(problem_of(inputs)).launches)
     compare(case, *paged_attn.paged_attention(**inputs), inputs)
