@@ -86,18 +86,28 @@ def hides_between(mods, S: tl.constexpr):
 
 
 @triton.jit
-def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Scores with minus infinity where a query's bits (qq_mask) hide the call's own keys; a word has 32 keys."""
+def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr, BY_SCORE: tl.constexpr = False):
+    """Scores with minus infinity where a query's bits (qq_mask) hide the call's own keys; a word has 32 keys.
+
+    BY_SCORE: each score loads its word.  A loop over words takes fewer registers, but Triton fails to lay out the scores
+    of a portable kernel with such a loop, spans and a window.
+    """
     if mods.qq_mask is not None:
         # bounds that are the same for all tiles, so that a tile takes two comparisons
         end = own_before(rows.context_len + 32 * mods.qq_words, mods, S)
         if reaches_own(tile, rows, mods, S) & (tile < end):
             ptr = mods.qq_mask + (rows.token + rows.index) * mods.qq_mask_stride
-            for i in range(mods.qq_words):
-                word = tl.load(ptr + i, mask=rows.valid, other=-1)
-                bit = place_of_key(tile + key, mods, S) - rows.context_len - 32 * i
-                hides = (word[:, None] >> (bit & 31)[None, :]) & 1 == 0
-                scores = tl.where(hides & ((bit >= 0) & (bit < 32))[None, :], float("-inf"), scores)
+            if BY_SCORE:
+                bit = place_of_key(tile + key, mods, S) - rows.context_len
+                own = (bit >= 0) & (bit < 32 * mods.qq_words)
+                word = tl.load(ptr[:, None] + (bit // 32)[None, :], mask=rows.valid[:, None] & own[None, :], other=-1)
+                scores = tl.where((word >> (bit & 31)[None, :]) & 1 == 0, float("-inf"), scores)
+            else:
+                for i in range(mods.qq_words):
+                    word = tl.load(ptr + i, mask=rows.valid, other=-1)
+                    bit = place_of_key(tile + key, mods, S) - rows.context_len - 32 * i
+                    hides = (word[:, None] >> (bit & 31)[None, :]) & 1 == 0
+                    scores = tl.where(hides & ((bit >= 0) & (bit < 32))[None, :], float("-inf"), scores)
     return scores
 
 
@@ -141,12 +151,12 @@ def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
 
 
 @triton.jit
-def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
+def cut_own(scores, rows, key, tile, mods, S: tl.constexpr, BY_SCORE: tl.constexpr = False):
     """Scores with minus infinity where qq_mask, or a window or chunk by positions, hides the call's own keys.
 
-    `mask`, whose bounds are places, cannot hide these keys.
+    `mask`, whose bounds are places, cannot hide these keys.  BY_SCORE: see `cut_by_mask`.
     """
-    scores = cut_by_mask(scores, rows, key, tile, mods, S)
+    scores = cut_by_mask(scores, rows, key, tile, mods, S, BY_SCORE)
     CUTS: tl.constexpr = mods.left is not None or mods.position_right is not None
     if mods.query_positions is not None and CUTS:  # noqa: SIM102 (one is decided at compile time)
         if reaches_own(tile, rows, mods, S):

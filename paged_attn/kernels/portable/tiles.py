@@ -56,11 +56,12 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
         scores = modify(scores * (q.unit * source.scale)[:, None], rows, key, tile, mods, S, FULL)
         unit = tl.full([S.ROWS], LOG2E, tl.float32)
     if not FULL:
-        if S.PEEL:  # noqa: SIM114 (one is decided at compile time)
+        # qq_mask: Triton fails to lay out scores that come out of two branches in a row
+        if S.PEEL or mods.qq_mask is not None:  # noqa: SIM114 (one is decided at compile time)
             scores = mask(scores, rows, key, tile, source.end, mods)
         elif may_hide(tile, source, span, S):
             scores = mask(scores, rows, key, tile, source.end, mods)
-    scores = cut_own(scores, rows, key, tile, mods, S)
+    scores = cut_own(scores, rows, key, tile, mods, S, BY_SCORE=True)
     # every row sees all keys of a full tile, unless a modifier hides some
     HIDES: tl.constexpr = hides_between(mods, S)
     return update(state, scores, unit, v, S, FULL and not HIDES, of_values, zeros)
