@@ -89,8 +89,8 @@ def hides_between(mods, S: tl.constexpr):
 def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr, BY_SCORE: tl.constexpr = False):
     """Scores with minus infinity where a query's bits (qq_mask) hide the call's own keys; a word has 32 keys.
 
-    BY_SCORE: each score loads its word.  A loop over words takes fewer registers, but Triton fails to lay out the scores
-    of a portable kernel with such a loop, spans and a window.
+    BY_SCORE: each score loads its word.  A loop over words takes fewer registers, but Triton fails to lay out the
+    scores of a portable kernel with this loop, spans and a window.
     """
     if mods.qq_mask is not None:
         # bounds that are the same for all tiles, so that a tile takes two comparisons
