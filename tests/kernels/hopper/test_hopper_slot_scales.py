@@ -149,7 +149,7 @@ def test_scales_may_differ_by_orders_of_magnitude(large: float) -> None:
 @pytest.mark.parametrize("above", [7.0, 60.0])
 @pytest.mark.parametrize("name", quick_of(BELOW_SINKS, {"decodes, int8"}))
 def test_values_of_small_scales_keep_their_digits_below_a_sink(name: str, above: float) -> None:
-    """Weights, which contain the scales of values, would be subnormal float16 beside the sink's weight."""
+    """Weights contain the scales of values.  Beside a sink's weight, these would be subnormal float16."""
     case = sized(name, **BY_TOKEN | BELOW_SINKS[name] | dict(sinks=True, lse=True))
     inputs = build(case, DEVICE)
     inputs["sinks"] += above

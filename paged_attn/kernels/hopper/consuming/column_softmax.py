@@ -19,7 +19,6 @@ from .tile_scores import has_edges
 
 MAX_SUM_PER_THREAD = gl.constexpr(weights.MAX_SUM_PER_THREAD)
 MIN_FLOAT32 = gl.constexpr(-3.4028234e38)  # the smallest finite float32
-MAX_FALL = gl.constexpr(100.0)  # a sum of 1 becomes 2^100, which float32 holds
 
 
 @gluon.jit
@@ -71,15 +70,13 @@ def exp2_columns(scores, unit, base, S: gl.constexpr):
 
 
 @gluon.jit
-def raise_columns(scores, unit, row_max, over, fall, S: gl.constexpr):
+def raise_columns(scores, unit, row_max, over, S: gl.constexpr):
     """(weights [N, TILE], decay [N], maximum [N]); a maximum rises by more than the slack, or not at all.
 
     over [N]: whether a row's maximum may rise.  decay: factor of the row's earlier results and sums.
-    fall: how far a maximum may fall, where it is above the tile's scores.  None: not at all.
     """
     top = gl.where(over, gl.max(scores, axis=1) * unit, row_max)
-    kept = row_max if fall is None else gl.maximum(gl.minimum(top, row_max), row_max - fall)
-    top = gl.where(top > row_max + SLACK, top, kept)
+    top = gl.where(top > row_max + SLACK, top, row_max)
     base = base_of(top)
     return exp2_columns(scores, unit, base, S), gl.exp2(row_max - base), top
 
@@ -200,10 +197,7 @@ def weigh_columns(
         over = gl.full([P.COLUMNS], True, gl.int1, ROWS)
         if not first:
             over = gl.convert_layout(gl.max(gl.max(found, axis=2), axis=1), ROWS) > MAX_SUM_PER_THREAD
-        fall = None
-        if inverse is not None:  # weights contain scales, unlike a sink's: below its maximum, float16 would lose them
-            fall = gl.where(first, MAX_FALL, 0.0)
-        weights, decay, row_max = raise_columns(scores, unit, row_max, over, fall, S)
+        weights, decay, row_max = raise_columns(scores, unit, row_max, over, S)
         rounded = weights.to(room.dtype)
         room.store(rounded)
         if zeros is not None:

@@ -38,6 +38,7 @@ from .epilogue import store
 from .latent_columns import attend_latent
 from .tile_scores import clear_dead, leave, multiply_keys_by_columns, score_scale, value_scale
 
+LOWER = gl.constexpr(100.0)  # 2^100 times the sum of all weights still fits float32
 MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # with more columns, registers cannot hold the next keys or values
 
 
@@ -335,6 +336,10 @@ def consume_columns(
     S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
     rows = row_tile(block, NUMBER * N + gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
+    if P.SLOT_SCALES and mods.sinks is not None:
+        # Weights contain the scales of values, but a sink's weight does not.  So the maximum becomes lower, and the sum
+        # larger: small scales do not make weights subnormal float16.
+        row_max, row_sum = row_max - LOWER, row_sum * 2.0**LOWER
     if item.begin < item.end:
         scale = score_scale(scales, block, P)
         if S.REST is None:
