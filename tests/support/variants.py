@@ -130,6 +130,7 @@ ATTENTION = {
     "decode split spans window": DECODE | dict(query_lens=(1,), seq_lens=LONG, spans=3, window_size=(1023, -1)),
     "decode gate": DECODE | dict(gate=True),
     "prefill token scales gate": PREFILL | dict(token_scales=True, gate=True),
+    "decode mask positions window": DECODE | dict(qq_mask=2, positions="tree", window_size=(100, -1)),
     "decode mask bias spans chunk": DECODE | dict(qq_bias=8, qq_mask=2, spans=3, chunk=100),
     "speculate mask": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_mask=1),
     "decode split windows by head": DECODE | BY_HEAD | dict(query_lens=(1,) * 8, seq_lens=LONG * 8),

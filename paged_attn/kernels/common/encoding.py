@@ -80,9 +80,9 @@ def scale_of_magnitude(most, FP8: tl.constexpr, of: tl.constexpr):
 
 @triton.jit
 def quotient(x, by, BOUNDED: tl.constexpr = False):
-    """float32 x / by, correctly rounded for results from 2^-17 to 2^16 in magnitude; by: one number, or one a row.
+    """float32 x / by, correctly rounded for results from 2^-17 to 2^16 in magnitude; by: numbers > 0, one or one a row.
 
-    BOUNDED: all results are below 2^16.
+    BOUNDED: no result is infinite; infinity would become NaN.
 
     On a GPU `/` may be off by two units in the last place, so a result just below a tie of fp8 might round up.  A
     correctly rounded division for each element takes a fifth of a kernel's machine code.  So x is multiplied by a
@@ -91,7 +91,7 @@ def quotient(x, by, BOUNDED: tl.constexpr = False):
     if INTERPRET:  # the interpreter's fused operation rounds twice
         return tl.div_rn(x, by)
     else:
-        unit = tl.where(tl.abs(by) < 1.0, 18446744073709551616.0, 1.0)  # 2^64: no subnormal inverse or remainder
+        unit = tl.where(tl.abs(by) < 1.0, 2.0**64, 1.0)  # no infinite inverse, and no subnormal remainder
         x, by = x * unit, by * unit
         inverse = tl.div_rn(1.0, by)
         about = x * inverse

@@ -77,7 +77,7 @@ ONE_SCALE: dict[str, dict[str, Any]] = {
     "long, latents": LONG | MLA,
     "long, head_dim 256": LONG | dict(head_dim=256),
 }
-BELOW_SINKS: dict[str, dict[str, Any]] = {
+BESIDE_SINKS: dict[str, dict[str, Any]] = {
     "decodes, int8": DECODES | dict(cache_dtype=INT8),
     "decodes, e4m3": DECODES | dict(cache_dtype=E4M3),
     "decodes, int4": DECODES | dict(cache_dtype=INT4),
@@ -146,13 +146,13 @@ def test_scales_may_differ_by_orders_of_magnitude(large: float) -> None:
 
 @on_hopper
 @pytest.mark.quick
-@pytest.mark.parametrize("above", [7.0, 60.0])
-@pytest.mark.parametrize("name", quick_of(BELOW_SINKS, {"decodes, int8"}))
-def test_values_of_small_scales_keep_their_digits_below_a_sink(name: str, above: float) -> None:
-    """Weights contain the scales of values.  Beside a sink's weight, these would be subnormal float16."""
-    case = sized(name, **BY_TOKEN | BELOW_SINKS[name] | dict(sinks=True, lse=True))
+@pytest.mark.parametrize("above, size", [(7.0, 2.0**-10), (60.0, 2.0**-10), (0.0, 2.0**40), (-7.0, 2.0**90)])
+@pytest.mark.parametrize("name", quick_of(BESIDE_SINKS, {"decodes, int8"}))
+def test_values_of_any_size_keep_their_digits_beside_a_sink(name: str, above: float, size: float) -> None:
+    """Weights contain the scales of values, but a sink's weight does not."""
+    case = sized(name, **BY_TOKEN | BESIDE_SINKS[name] | dict(sinks=True, lse=True))
     inputs = build(case, DEVICE)
     inputs["sinks"] += above
-    inputs["v_scale"] *= 2.0**-10
+    inputs["v_scale"] *= size
     assert all(x.pipe.COLUMNS for x in planner.plan(problem_of(inputs)).launches)
     compare(case, *paged_attn.paged_attention(**inputs), inputs)

@@ -88,6 +88,15 @@ def scale_columns(acc, factor):
 
 
 @gluon.jit
+def with_sink(acc, row_max, row_sum, sink_max, sink_sum):
+    """(acc [DIM, N], max [N], sum [N]) of a state joined with the sink's max and sum (`softmax.start`)."""
+    top = gl.maximum(row_max, sink_max)
+    base = base_of(top)
+    decay = gl.exp2(row_max - base)
+    return scale_columns(acc, decay), top, row_sum * decay + sink_sum * gl.exp2(sink_max - base)
+
+
+@gluon.jit
 def scale_results(acc, factor, S: gl.constexpr):
     """Do `scale_columns` for results or, with latents, for each of a tuple of results with some of the dims."""
     if S.REST is None:

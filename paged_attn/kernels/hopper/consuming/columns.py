@@ -33,12 +33,19 @@ from ..loading.queries import leave_queries, rows_in, take_queries
 from ..loading.ring import tile_in, wait_tile, words_of
 from ..loading.slot_scales import scales_of_keys, scales_of_values, zeros_beside
 from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .column_softmax import judge_columns, no_sums, raise_by_power, sums_together, weigh_columns, without_zeros
+from .column_softmax import (
+    judge_columns,
+    no_sums,
+    raise_by_power,
+    sums_together,
+    weigh_columns,
+    with_sink,
+    without_zeros,
+)
 from .epilogue import store
 from .latent_columns import attend_latent
 from .tile_scores import clear_dead, leave, multiply_keys_by_columns, score_scale, value_scale
 
-LOWER = gl.constexpr(100.0)  # 2^100 times the sum of all weights still fits float32
 MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # with more columns, registers cannot hold the next keys or values
 
 
@@ -335,11 +342,10 @@ def consume_columns(
     acc = gl.full([S.VALUE_PADDED, N], 0.0, gl.float32, LAYOUT)
     S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
     rows = row_tile(block, NUMBER * N + gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
-    row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
-    if P.SLOT_SCALES and mods.sinks is not None:
-        # Weights contain the scales of values, but a sink's weight does not.  So the maximum becomes lower, and the sum
-        # larger: small scales do not make weights subnormal float16.
-        row_max, row_sum = row_max - LOWER, row_sum * 2.0**LOWER
+    if P.SLOT_SCALES:  # weights contain the scales of values: small ones beside a sink would be subnormal float16
+        row_max, row_sum = start(None, rows, False, S)
+    else:
+        row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     if item.begin < item.end:
         scale = score_scale(scales, block, P)
         if S.REST is None:
@@ -362,6 +368,8 @@ def consume_columns(
         done += 1
         acc = state.acc * value_scale(scales, block, P)
         row_max, row_sum = state.max, state.sum
+    if P.SLOT_SCALES and mods.sinks is not None:
+        acc, row_max, row_sum = with_sink(acc, row_max, row_sum, *start(mods.sinks, rows, item.first > 0, S))
     if rings.value.slots.dtype.primitive_bitwidth == 8 and not P.PACKED:
         acc = gather_columns(acc, S, P)
     acc = acc.permute((1, 0))
