@@ -6,7 +6,8 @@ from triton.language.target_info import cuda_capability_geq
 
 from .numerics import INTERPRET
 
-# PTX that rounds four float32 to a word of fp8 numbers, to nearest even; infinity saturates, and NaN becomes 0x7F.
+# PTX that rounds four float32 to a word of fp8, to nearest even; infinity saturates, and NaN becomes 0x7F.  Triton
+# refuses it for tensors of fewer than four elements.
 _FP8_WORD = """{
     .reg .b16 lower, upper;
     cvt.rn.satfinite.%sx2.f32 lower, $2, $1;

@@ -56,7 +56,7 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
         scores = modify(scores * (q.unit * source.scale)[:, None], rows, key, tile, mods, S, FULL)
         unit = tl.full([S.ROWS], LOG2E, tl.float32)
     if not FULL:
-        # qq_mask: Triton fails to lay out scores that come out of two branches in a row
+        # qq_mask has a branch, too; Triton fails to lay out the scores of some kernels with both
         if S.PEEL or mods.qq_mask is not None:  # noqa: SIM114 (one is decided at compile time)
             scores = mask(scores, rows, key, tile, source.end, mods)
         elif may_hide(tile, source, span, S):

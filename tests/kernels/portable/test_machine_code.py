@@ -71,8 +71,7 @@ NAMED_MAY_SPILL = {
 FROM_3_7_MAY_SPILL = {
     ("sm90", "decode page 128"): 16, ("sm90", "prefill fp32"): 8, ("sm100", "prefill invariant features"): 352
 }  # fmt: skip
-# A prefill of 512 dims spills like other prefills over fp8 on gfx942.  Keys are decoded by hand on
-# sm80.
+# A prefill of 512 dims spills like other prefills over fp8 on gfx942.  Keys are decoded by hand on sm80.
 ONE_TARGET_MAY_SPILL = {
     ("gfx942", "prefill latent e4m3"): 612,
     ("sm80", "decode split latent e4m3"): 48, ("sm80", "decode split latent 128 heads e4m3"): 48,

@@ -342,10 +342,9 @@ def consume_columns(
     acc = gl.full([S.VALUE_PADDED, N], 0.0, gl.float32, LAYOUT)
     S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
     rows = row_tile(block, NUMBER * N + gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
-    if P.SLOT_SCALES:  # weights contain the scales of values: small ones beside a sink would be subnormal float16
-        row_max, row_sum = start(None, rows, False, S)
-    else:
-        row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
+    # Weights may contain the scales of values.  Then a sink joins at the end, because beside it small weights would be
+    # subnormal float16.
+    row_max, row_sum = start(None if P.SLOT_SCALES else mods.sinks, rows, item.first > 0, S)
     if item.begin < item.end:
         scale = score_scale(scales, block, P)
         if S.REST is None:

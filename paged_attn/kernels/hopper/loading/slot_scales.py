@@ -2,7 +2,7 @@
 
 Scores are multiplied by the scales of keys.  Base-2 logarithms of the scales of values are added to the exponents of
 weights, so that each weight contains its value's scale.  A row's sum must not contain these scales, so for the sum each
-weight is multiplied by the inverse scale.
+weight is multiplied by the inverse scale.  A sink's weight has no scale, so a sink joins a row's finished state.
 
 int4 has zero points, the lowest four bits of a scale: keys and values are (stored number - zero point) * scale.
 Products multiply stored numbers.  The key's zero point times the sum of the query's dims is then subtracted from each
