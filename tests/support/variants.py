@@ -132,6 +132,11 @@ ATTENTION = {
     "prefill token scales gate": PREFILL | dict(token_scales=True, gate=True),
     "decode mask positions window": DECODE | dict(qq_mask=2, positions="tree", window_size=(100, -1)),
     "decode mask bias spans chunk": DECODE | dict(qq_bias=8, qq_mask=2, spans=3, chunk=100),
+    "decode invariant mask bias positions": DECODE
+    | INVARIANT
+    | dict(
+        heads=18, kv_heads=2, head_dim=96, softcap=25.0, qq_bias=1, qq_mask=1, positions="tree", window_size=(63, -1)
+    ),
     "speculate mask": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_mask=1),
     "decode split windows by head": DECODE | BY_HEAD | dict(query_lens=(1,) * 8, seq_lens=LONG * 8),
     "prefill windows by head": PREFILL | BY_HEAD,

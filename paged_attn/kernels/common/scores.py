@@ -9,9 +9,10 @@ tile: position of the tile's first key; with a shard, the number of this key amo
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_hip
 
 from .bounds import LEFT, RIGHT, shows_position, side_of_rows
-from .numerics import LOG2E
+from .numerics import INTERPRET, LOG2E
 from .shards import own_before, place_of_key
 
 
@@ -151,32 +152,41 @@ def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
 
 
 @triton.jit
+def cut_by_position(scores, rows, key, tile, mods, S: tl.constexpr):
+    """Scores with minus infinity where a window or chunk by query_positions hides the call's own keys."""
+    place = place_of_key(tile + key, mods, S)
+    pos = position_of(place, rows, mods)
+    before = scores
+    if mods.left is not None:
+        left = side_of_rows(mods.left, rows.kv_head, rows.member, LEFT, mods, S)
+        scores = tl.where(shows_position(pos, rows.pos, left, mods), scores, float("-inf"))
+    if mods.position_right is not None:
+        right = side_of_rows(mods.position_right, rows.kv_head, rows.member, RIGHT, mods, S)
+        seen = pos[None, :] <= (rows.pos + right)[:, None]
+        scores = tl.where(seen, scores, float("-inf"))
+    if mods.spans is not None and mods.CLIP_SPANS is None:
+        slot = place[None, :]
+        together = (slot >= rows.span_begin[:, None]) & (slot < rows.span_end[:, None])
+        scores = tl.where(together, before, scores)
+    if mods.prefix_lens is not None:
+        of_prefix = tile + key < rows.prefix
+        scores = tl.where(of_prefix[None, :], before, scores)
+    return scores
+
+
+@triton.jit
 def cut_own(scores, rows, key, tile, mods, S: tl.constexpr, BY_SCORE: tl.constexpr = False):
     """Scores with minus infinity where qq_mask, or a window or chunk by positions, hides the call's own keys.
 
     `mask`, whose bounds are places, cannot hide these keys.  BY_SCORE: see `cut_by_mask`.
     """
     scores = cut_by_mask(scores, rows, key, tile, mods, S, BY_SCORE)
-    CUTS: tl.constexpr = mods.left is not None or mods.position_right is not None
-    if mods.query_positions is not None and CUTS:  # noqa: SIM102 (one is decided at compile time)
-        if reaches_own(tile, rows, mods, S):
-            place = place_of_key(tile + key, mods, S)
-            pos = position_of(place, rows, mods)
-            before = scores
-            if mods.left is not None:
-                left = side_of_rows(mods.left, rows.kv_head, rows.member, LEFT, mods, S)
-                scores = tl.where(shows_position(pos, rows.pos, left, mods), scores, float("-inf"))
-            if mods.position_right is not None:
-                right = side_of_rows(mods.position_right, rows.kv_head, rows.member, RIGHT, mods, S)
-                seen = pos[None, :] <= (rows.pos + right)[:, None]
-                scores = tl.where(seen, scores, float("-inf"))
-            if mods.spans is not None and mods.CLIP_SPANS is None:
-                slot = place[None, :]
-                together = (slot >= rows.span_begin[:, None]) & (slot < rows.span_end[:, None])
-                scores = tl.where(together, before, scores)
-            if mods.prefix_lens is not None:
-                of_prefix = tile + key < rows.prefix
-                scores = tl.where(of_prefix[None, :], before, scores)
+    if mods.query_positions is not None and (mods.left is not None or mods.position_right is not None):
+        # cut_by_mask has a branch, too; for gfx942 Triton fails to lay out the scores of some kernels with both
+        if mods.qq_mask is not None and not INTERPRET and is_hip():  # noqa: SIM114 (one is decided at compile time)
+            scores = cut_by_position(scores, rows, key, tile, mods, S)
+        elif reaches_own(tile, rows, mods, S):
+            scores = cut_by_position(scores, rows, key, tile, mods, S)
     return scores
 
 
