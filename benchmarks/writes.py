@@ -19,6 +19,8 @@ import paged_attn
 from benchmarks import measure, runner
 from benchmarks.peers import OURS
 from benchmarks.peers.cannot import Cannot
+from paged_attn.records.formats import INT4
+from paged_attn.reference.cache import whole
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE, EPS = 32, 8, 128, 16, 1e-6
 TOKENS = (1, 64, 4096, 16384)
@@ -39,13 +41,14 @@ class Write(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.tokens} tokens, {str(self.cache).removeprefix('torch.')} cache" + ", by token" * self.by_token
+        cache = "int4" if self.cache == INT4 else str(self.cache).removeprefix("torch.")
+        return f"{self.tokens} tokens, {cache} cache" + ", by token" * self.by_token
 
     @property
     def bytes(self) -> int:
         """Bytes that must move for all tokens: projections, angles, positions, slots; queries, keys, values, scales."""
         read = (HEADS + 2 * KV_HEADS) * HEAD_DIM * 2 + HEAD_DIM * 4 + 16
-        written = 2 * KV_HEADS * (HEAD_DIM * self.cache.itemsize + 4 * self.by_token)
+        written = 2 * KV_HEADS * (stored_dims(self.cache) * self.cache.itemsize + 4 * self.by_token)
         return self.tokens * (read + HEADS * HEAD_DIM * 2 + written)
 
     @property
@@ -54,7 +57,12 @@ class Write(NamedTuple):
         return self.tokens * (HEADS + KV_HEADS) * HEAD_DIM * 7
 
 
-CACHES = ((BF16, False), (E4M3, False), (E4M3, True), (torch.int8, True))
+def stored_dims(cache: torch.dtype) -> int:
+    """Elements of a head in a cache of this dtype."""
+    return HEAD_DIM // 2 if cache == INT4 else HEAD_DIM
+
+
+CACHES = ((BF16, False), (E4M3, False), (E4M3, True), (torch.int8, True), (INT4, True))
 CASES = tuple([Write(tokens, *cache) for cache in CACHES for tokens in TOKENS])
 
 
@@ -101,7 +109,7 @@ def inputs_of(case: Write, device: str) -> Inputs:
 
 def caches_of(case: Write, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Return a zeroed K and V cache, NHD."""
-    shape = (2, inputs.pages, PAGE, KV_HEADS, HEAD_DIM)
+    shape = (2, inputs.pages, PAGE, KV_HEADS, stored_dims(case.cache))
     k_cache, v_cache = torch.zeros(shape, device=inputs.qkv.device).to(case.cache)
     return k_cache, v_cache
 
@@ -221,7 +229,7 @@ PEERS: dict[str, Peer] = {OURS: ours, "torch.compile": compiled, "flashinfer": f
 
 def error_of(got: Written, want: Written) -> float:
     """Return the largest relative error, in 2-norm, of queries and both caches."""
-    pairs = [(x.double(), y.double()) for x, y in zip(got, want)]
+    pairs = [(whole(x), whole(y)) for x, y in zip(got, want)]
     return max(float((x - y).norm() / y.norm()) for x, y in pairs)
 
 

@@ -360,7 +360,7 @@ def write_qkv(
     """Norm and rotate queries and keys, write keys and values into their slots, and return the queries, in one launch.
 
     The steps, in order: RMS norm of each head of q and k, rotary embedding of their first rotary_dim dims, quantisation
-    for an fp8 or int8 cache or an fp8 q_out, the write.  Norm and rotation are float32.  Only what is stored is
+    for an fp8, int8 or int4 cache or an fp8 q_out, the write.  Norm and rotation are float32.  Only what is stored is
     rounded, as in vLLM's fused kernel (csrc/fused_qknorm_rope_kernel.cu).  Separate operators round the norm's result,
     too.
 
@@ -370,16 +370,16 @@ def write_qkv(
             bfloat16 | float32; any strides, last axis contiguous.
             With v_cache = None (multi-head latent attention) a triple (q_rope, latent, k_rope): [tokens, heads,
             rope_dim], [tokens, kv_heads, value_dim], [tokens, kv_heads, rope_dim].  A slot then holds [latent, k_rope].
-        k_cache, v_cache: as in paged_attention; dtype of qkv, fp8 or int8.  v_cache = None: k_cache is a latent cache,
-            NHD or HND.
+        k_cache, v_cache: as in paged_attention; dtype of qkv, fp8, int8, or uint8 (int4).  v_cache = None: k_cache is a
+            latent cache, NHD or HND, and not int4.
         slot_mapping: [tokens] int32 | int64; page * page_size + slot of each token.  Negative: the token's keys and
             values are skipped; its queries are not.  No slot may occur twice.
         kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
         positions: [tokens] int32 | int64, or [3, tokens] with mrope_sections; row of cos_sin for each token.  A
             position outside cos_sin takes its nearest row.  None: row t of cos_sin belongs to token t.
         cos_sin: [max_positions, rotary_dim] float16 | bfloat16 | float32; cosines in the first half of a row, sines in
-            the second, both multiplied by the model's scaling, if any.  rotary_dim is even and at most the dims of q.
-            None: no rotary embedding.
+            the second, both multiplied by the model's scaling, if any.  rotary_dim is even and at most the dims of q;
+            over int4 a multiple of 4, unless interleaved.  None: no rotary embedding.
         interleaved: False: dim i and dim i + rotary_dim / 2 are a pair (GPT-NeoX).  True: dims 2 i and 2 i + 1 (GPT-J).
         mrope_sections: three ints whose sum is rotary_dim / 2 (multimodal rotary embedding): numbers of pairs of dims
             that take positions[0], then positions[1], then positions[2].

@@ -114,11 +114,12 @@ def gather_pages(
         tokens: number of rows of the result.  None: that of out, or the sum of seq_lens if these are on the host.  Rows
             beyond the sum of seq_lens are zeros.
         dtype: dtype of the result: float16 | bfloat16 | float32, or the cache's.  None: that of out, or the cache's.
-            With a scale and without out, an fp8 or int8 cache requires one of the first three.
+            With a scale and without out, an fp8, int8 or int4 cache requires one of the first three.
         scale: value = cache value * scale.  A float, or float32 | float16 of shape [], [1], [kv_heads] or
             [1, kv_heads], or by token [pages, page_size, kv_heads] ("HND", "HDN" and 5-D: [pages, kv_heads,
             page_size]); any strides.  None: 1.  With a scale, or if dtypes differ, the cache must be float16, bfloat16,
-            float32, fp8 or int8.
+            float32, fp8, int8 or int4.  int4 requires float32 scales by token, with zero points as in write_kv; rows
+            then have head_dim dims, and the cache's last axis has head_dim / 2 bytes.
         out: [tokens, kv_heads, head_dim], into which the rows are written.  Last axis contiguous.  None: a new tensor.
         check: True: first verify lengths and page ids, with a host sync.  None: as in paged_attention.
 

@@ -17,8 +17,7 @@ from .swapped import LAYOUTS
 
 VALUES = "HDN"  # x-packed values
 LAYOUT_OF_ROWS = LAYOUTS | {VALUES: ("pages", "kv_heads", "head_dim", "page_size")}
-BYTES = tuple([x for x in SCALED if x != INT4])
-GATHERED = (*FLOAT, *BYTES)  # dtypes that gather_pages can convert or multiply by a scale
+GATHERED = (*FLOAT, *SCALED)  # dtypes that gather_pages can convert or multiply by a scale
 SCALES = (*FLOAT32, torch.float16)
 
 
@@ -179,10 +178,11 @@ def rows_of(out: Any, cache: Any, seq_lens: Any, kv_layout: Any, tokens: Any, dt
             raise refused("tokens", f"{out.shape[0]}, which out has", tokens)
         given: Tensor = out
         return given
-    heads, dims = shape_of_rows(cache, kv_layout)
+    scaled = scale is not None or (dtype is not None and isinstance(cache, Tensor) and dtype != cache.dtype)
+    heads, dims = shape_of_rows(cache, kv_layout, scaled)
     if dtype not in (None, cache.dtype, *FLOAT):
         raise _wrong_type("dtype", f"{names(FLOAT)}, or that of cache", names((dtype,)))
-    if scale is not None and cache.dtype in BYTES and (cache.dtype if dtype is None else dtype) not in FLOAT:
+    if scale is not None and cache.dtype in SCALED and (cache.dtype if dtype is None else dtype) not in FLOAT:
         given_dtype = f"None, that of cache, {names((cache.dtype,))}" if dtype is None else names((dtype,))
         raise _wrong_type("dtype", f"{names(FLOAT)} with a scale", given_dtype)
     if tokens is None:
@@ -196,8 +196,8 @@ def rows_of(out: Any, cache: Any, seq_lens: Any, kv_layout: Any, tokens: Any, dt
     return torch.empty(tokens, heads, dims, dtype=cache.dtype if dtype is None else dtype, device=cache.device)
 
 
-def shape_of_rows(cache: Any, kv_layout: Any) -> tuple[int, int]:
-    """(KV heads, dims) of a cache of gather_pages."""
+def shape_of_rows(cache: Any, kv_layout: Any, scaled: bool) -> tuple[int, int]:
+    """(KV heads, dims) of a cache of gather_pages.  scaled: numbers are asked for; a byte of int4 then has two dims."""
     choice("kv_layout", kv_layout, tuple(LAYOUT_OF_ROWS))
     if not isinstance(cache, Tensor):
         raise _wrong_type("cache", "a tensor", kind(cache))
@@ -206,6 +206,11 @@ def shape_of_rows(cache: Any, kv_layout: Any) -> tuple[int, int]:
         cure = ": cache.unsqueeze(2), if these are latents" if cache.ndim == 3 else ""
         raise refused("cache", f"[{', '.join(axes)}]", f"{list(cache.shape)}{cure}")
     size = dict(zip(axes, cache.shape))
+    if scaled and cache.dtype == INT4:
+        if axes not in LAYOUTS.values():
+            wanted = f"[{', '.join((*LAYOUTS['HND'][:3], 'head_dim / 2'))}] over int4, which is not x-packed"
+            raise refused("cache", wanted, list(cache.shape))
+        return size["kv_heads"], 2 * size["head_dim"]
     return size["kv_heads"], size["head_dim // x"] * size["x"] if cache.ndim == 5 else size["head_dim"]
 
 
@@ -213,10 +218,14 @@ def check_gather(
     cache: Any, page_table: Any, page_starts: Any, seq_lens: Any, out: Any, kv_layout: Any, scale: Any
 ) -> Door:
     """Check all that the host knows of a call of gather_pages; returns the Door with the sizes of its axes."""
-    heads, dims = shape_of_rows(cache, kv_layout)
+    scaled = scale is not None or (isinstance(out, Tensor) and isinstance(cache, Tensor) and out.dtype != cache.dtype)
+    heads, dims = shape_of_rows(cache, kv_layout, scaled)
     door = Door()
     axes = PACKED if cache.ndim == 5 else LAYOUT_OF_ROWS[kv_layout]
-    scaled = scale is not None or (isinstance(out, Tensor) and out.dtype != cache.dtype)
+    int4 = scaled and cache.dtype == INT4
+    if int4:
+        axes = (*axes[:3], "head_dim / 2")
+        door.cache, door.settled["head_dim"] = (kv_layout, cache.shape), "cache"
     if cache.dtype.itemsize > 8:
         raise _wrong_type("cache", "a tensor of elements of up to 8 bytes", names((cache.dtype,)))
     door.tensor("cache", cache, axes, GATHERED if scaled else (cache.dtype,))
@@ -231,7 +240,9 @@ def check_gather(
     writable("out", out)
     others = {"cache": cache, "page_table": page_table, STARTS: page_starts, "seq_lens": seq_lens, "scale": scale}
     no_overlap("out", out, **others)
-    if isinstance(scale, Tensor):
+    if int4:
+        door.cache_scale("scale", scale, "cache", INT4)
+    elif isinstance(scale, Tensor):
         _check_scale(door, scale, "NHD" if cache.ndim == 4 and kv_layout == "NHD" else "HND")
     elif scale is not None:
         scale_number("scale", scale)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..arguments import scales_slots
-from .axes import Axes, Door
+from .axes import NO_VALUES, Axes, Door
 from .contents import check_write_contents
 from .kernel_tensors import FLOAT, FP8, INT4, INTEGER, SAME
 from .options import boolean, integer, kind, number, refused
@@ -61,8 +61,6 @@ def check_projections(given: Projections, options: Rotation) -> Axes:
     Axes.head_dim is the dims of queries: with v_cache = None rope_dim, and not the width of a key.
     """
     door = Door()
-    if isinstance(given.k_cache, Tensor) and given.k_cache.dtype == INT4:
-        raise refused("k_cache", "a cache of 8 bits or more: write_kv writes int4", "uint8")
     _check_heads(door, given, options.kv_layout)
     sizes, dtype, last = door.sizes, given.q.dtype, "rope_dim" if given.latent else "head_dim"
     heads, head_dim = sizes["heads"], sizes[last]
@@ -126,6 +124,8 @@ def _check_heads(door: Door, given: Projections, kv_layout: Any) -> None:
     if given.latent:
         if isinstance(given.k_cache, Tensor) and given.k_cache.ndim == 5:
             raise refused("k_cache", f"4-D with v_cache = None, in {kv_layout}", list(given.k_cache.shape))
+        if isinstance(given.k_cache, Tensor) and given.k_cache.dtype == INT4:
+            raise refused("v_cache", f"given over int4, {NO_VALUES}", None)
         sizes["head_dim"] = sizes["value_dim"] + sizes[last]
         door.latent(given.k_cache, None, kv_layout, q, dtype)
     else:
@@ -161,6 +161,9 @@ def _check_rotation(door: Door, given: Projections, options: Rotation, head_dim:
     rotary_dim = door.sizes["rotary_dim"]
     if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
         wanted = f"[max_positions, rotary_dim] with rotary_dim even and at most {head_dim}, the dims of q"
+        raise refused("cos_sin", wanted, list(table.shape))
+    if rotary_dim % 4 and given.k_cache.dtype == INT4 and not options.interleaved:
+        wanted = "[max_positions, rotary_dim] with rotary_dim a multiple of 4 over int4, unless interleaved"
         raise refused("cos_sin", wanted, list(table.shape))
     if positions is not None:
         if sections is not None:
@@ -239,7 +242,7 @@ def packed_shape(qkv: Tensor, k_cache: Tensor, kv_layout: str) -> tuple[int, int
     if qkv.ndim != 2 or k_cache.ndim not in (4, 5):
         raise refused("qkv", f"{PACKED} beside a k_cache of 4 or 5 axes", f"{[*qkv.shape]}, {[*k_cache.shape]}")
     kv_heads = k_cache.shape[1] if packed or kv_layout == "HND" else k_cache.shape[2]
-    head_dim = k_cache.shape[2] * k_cache.shape[4] if packed else k_cache.shape[3]
+    head_dim = k_cache.shape[2] * k_cache.shape[4] if packed else k_cache.shape[3] * (1 + (k_cache.dtype == INT4))
     heads = qkv.shape[1] // max(head_dim, 1) - 2 * kv_heads
     if heads < 1:
         raise refused("qkv", f"{PACKED} with kv_heads = {kv_heads}, head_dim = {head_dim}", [*qkv.shape])

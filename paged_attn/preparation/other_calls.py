@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..checks.projections import Projections, Rotation
-from ..records.formats import INT4, is_scaled
+from ..records.formats import is_scaled
 from .model import Model, new_dtype, new_rows
 
 # Launches that write new keys and values into a cache: one for both, or one each, as in compiled graphs.  A latent
@@ -95,14 +95,12 @@ def projections(model: Model, call: dict[str, Any], tokens: int) -> tuple[Projec
 
 
 def whole_pages(model: Model, call: dict[str, Any]) -> None:
-    """Call copy_pages, which has the kernel of move_pages, and, unless the cache is int4, gather_pages."""
+    """Call copy_pages, which has the kernel of move_pages, and gather_pages."""
     from ..pages import copy_pages, gather_pages
 
     k, v, page_table = call["k_cache"], call["v_cache"], call["page_table"]
     ids = torch.zeros(1, dtype=model.integers)
     copy_pages([k] if model.latent else [k, v], ids, ids, check=False)
-    if model.cache_dtype == INT4:
-        return
     dtype = new_dtype(model) if is_scaled(model.cache_dtype) else None
     for cache, scale in zip((k, v), _scales(model, call)):
         layout = "HDN" if model.kv_layout == "x" and cache is v else call["kv_layout"]

@@ -150,7 +150,7 @@ def prepare(
         pages: calls also copy, move and gather whole pages of the caches: copy_pages and move_pages of keys and
             values, in any number of layers, and gather_pages with the scales of the cache.  Page ids have the dtype
             `integers`.  Rows gathered from an fp8 or int8 cache have `dtype`; if this is fp8, they have
-            `out_dtype`, and if both are fp8, bfloat16.  No gathering from int4 caches is prepared.
+            `out_dtype`, and if both are fp8, bfloat16.
         max_seqs, max_tokens: the most sequences and query tokens of a step.
         max_seqlen: the most keys of a sequence.
         device: where calls will run.  None: the current GPU.  A Device describes a GPU that need not be present, for

@@ -146,7 +146,11 @@ def gather_pages(
     slots = cache.permute({"NHD": (0, 1, 2, 3), "HND": (0, 2, 1, 3), "HDN": (0, 3, 1, 2)}[kv_layout])
     changes = scale is not None or dtype not in (None, cache.dtype)
     factor = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float64, device=cache.device)
-    if factor.dim() == 3:
+    if changes and cache.dtype == INT4:
+        assert isinstance(scale, Tensor)
+        factor, zeros = scale_and_zero(scale if heads == 2 else scale.transpose(1, 2))
+        slots = whole(slots) - zeros[..., None]
+    elif factor.dim() == 3:
         factor = factor if heads == 2 else factor.transpose(1, 2)
     else:
         factor = factor.flatten().expand(slots.shape[:3])

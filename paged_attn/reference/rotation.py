@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .cache import write_kv
-from .scales import Scale, narrow, per_kv_head
+from .scales import INT4, Scale, narrow, per_kv_head
 
 
 def write_qkv(
@@ -63,6 +63,8 @@ def _parts(qkv: Tensor | Sequence[Tensor], k_cache: Tensor, kv_layout: str) -> S
     packed = k_cache.dim() == 5
     num_kv_heads = k_cache.shape[1] if packed or kv_layout == "HND" else k_cache.shape[2]
     head_dim = k_cache.shape[2] * k_cache.shape[4] if packed else k_cache.shape[3]
+    if k_cache.dtype == INT4:
+        head_dim *= 2
     heads = qkv.unflatten(1, (-1, head_dim))
     return heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
 

@@ -11,7 +11,8 @@ from torch import Tensor
 import paged_attn
 from paged_attn import reference
 from tests.support.bad_input import refuses
-from tests.support.cases import E4M3, E5M2
+from tests.support.cases import E4M3, E5M2, INT4
+from tests.support.formats import with_zero
 from tests.support.whole_pages import CACHE, ID, PAGES, RARE, as_bytes, batch, ids, noise
 
 HALF, BF16, F32, INT8 = torch.float16, torch.bfloat16, torch.float32, torch.int8
@@ -56,6 +57,8 @@ def finite(device: str, layout: str, dtype: torch.dtype) -> Tensor:
     like = SHAPES[layout](device, torch.uint8)
     if dtype == INT8:
         return torch.randint(-128, 128, like.shape, dtype=INT8, device=device)
+    if dtype == INT4:
+        return like
     return (torch.randn(like.shape, device=device) * 3).to(dtype)
 
 
@@ -65,12 +68,21 @@ def by_token(device: str, layout: str, dtype: torch.dtype) -> Tensor:
     return torch.rand(shape, device=device).to(dtype)[..., 0]
 
 
+def zeros_and_scales(device: str, layout: str) -> Tensor:
+    """Scales of an int4 cache, every second element of a tensor."""
+    scale = by_token(device, layout, F32)
+    zeros = torch.randint(0, 16, scale.shape, device=device)
+    return torch.stack([with_zero(scale, zeros)] * 2, -1)[..., 0]
+
+
 @pytest.mark.parametrize(
     "layout, dtype, scale",
     [
         ("NHD", E4M3, lambda device: by_token(device, "NHD", F32)),
         ("HND", INT8, lambda device: by_token(device, "HND", HALF)),
         ("x", E5M2, lambda device: by_token(device, "x", F32)),
+        ("NHD", INT4, lambda device: zeros_and_scales(device, "NHD")),
+        ("HND", INT4, lambda device: zeros_and_scales(device, "HND")),
         ("NHD", INT8, lambda device: 0.25),
         ("HDN", BF16, lambda device: torch.tensor([0.5, 3.0, 1.5], device=device)),
         ("NHD", E5M2, lambda device: torch.full((), 0.37, device=device)),
@@ -113,6 +125,7 @@ def test_tokens_are_counted_where_lengths_are_on_the_host(way: str) -> None:
 
 # ---- what is refused ---------------------------------------------------------------------------------------------
 
+BYTES = CACHE.to(torch.uint8)
 GATHER: dict[str, Any] = dict(cache=CACHE, page_table=ID[:, None], seq_lens=ID)
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     (dict(cache=CACHE.to(torch.complex128)), TypeError,
@@ -152,6 +165,20 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
      "scale.transpose(1, 2)"),
     (dict(scale=torch.ones(2, dtype=BF16)), TypeError,
      "scale must be float32 | float16, got bfloat16: scale.to(torch.float32)"),
+    (dict(cache=BYTES, scale=torch.ones(4, 8, 2), dtype=INT4), TypeError,
+     "dtype must be float16 | bfloat16 | float32 with a scale, got uint8"),
+    (dict(cache=BYTES, scale=2.0, dtype=HALF), TypeError,
+     "scale must be float32 [pages, page_size, kv_heads], for cache is int4 (uint8), got float"),
+    (dict(cache=BYTES, dtype=HALF), TypeError,
+     "scale must be float32 [pages, page_size, kv_heads], for cache is int4 (uint8), got None"),
+    (dict(cache=BYTES, kv_layout="HND", scale=torch.ones(2), dtype=HALF), ValueError,
+     "scale must be float32 [pages, kv_heads, page_size], for cache is int4 (uint8), got [2]"),
+    (dict(cache=BYTES, scale=torch.ones(4, 8, 2, dtype=HALF), dtype=HALF), TypeError,
+     "scale must be float32, for cache is uint8, got float16: scale.to(torch.float32)"),
+    (dict(cache=BYTES, kv_layout="HDN", scale=torch.ones(4, 8, 2), dtype=HALF), ValueError,
+     "cache must be [pages, kv_heads, page_size, head_dim / 2] over int4, which is not x-packed, got [4, 8, 2, 16]"),
+    (dict(cache=BYTES, scale=torch.ones(4, 8, 2), out=torch.zeros(3, 2, 16)), ValueError,
+     "out must be [tokens, kv_heads, head_dim] with head_dim = 32 from cache, got [3, 2, 16]"),
     (dict(scale=0), ValueError, "scale must be a finite number > 0, or a float32 tensor, got 0"),
 ]  # fmt: skip
 

@@ -320,17 +320,15 @@ def test_other_calls_refuse_int4(device: str) -> None:
         paged_attn.write_kv, dict(k=k, v=None, k_cache=cache[0], v_cache=None, slot_mapping=slots, k_scale=scale),
         ValueError, text,
     )  # fmt: skip
-    text = "k_cache must be a cache of 8 bits or more: write_kv writes int4, got uint8"
-    refuses(
-        paged_attn.write_qkv,
-        dict(qkv=(k, k, k), k_cache=cache[0], v_cache=cache[1], slot_mapping=slots),
-        ValueError,
-        text,
-    )
-    given = dict(page_table=torch.zeros(1, 1, dtype=torch.int32, device=device), seq_lens=torch.tensor([3]), tokens=3)
-    wanted = "float16 | bfloat16 | float32 | float8_e4m3fn | float8_e5m2 | int8"
-    text = f"cache must be {wanted}, got uint8: cache.to(torch.float16)"
-    refuses(paged_attn.gather_pages, dict(cache=cache[0], scale=scale, dtype=F32, **given), TypeError, text)
+    given: dict[str, Any] = dict(k_cache=cache[0], v_cache=cache[1], slot_mapping=slots, k_scale=scale, v_scale=scale)
+    text = "v_cache must be given over int4, for such keys hold no values, got None"
+    latents = dict(qkv=(k[..., :8], k[..., :24], k[..., :8]), v_cache=None, v_scale=None)
+    refuses(paged_attn.write_qkv, given | latents, ValueError, text)
+    text = "k_scale must be float32 [pages, page_size, kv_heads], for k_cache is int4 (uint8), got None"
+    refuses(paged_attn.write_qkv, given | dict(qkv=(k, k, k), k_scale=None), TypeError, text)
+    wanted = "[max_positions, rotary_dim] with rotary_dim a multiple of 4 over int4, unless interleaved"
+    turned = dict(qkv=(k, k, k), cos_sin=torch.zeros(2, 6, device=device))
+    refuses(paged_attn.write_qkv, given | turned, ValueError, f"cos_sin must be {wanted}, got [2, 6]")
 
 
 # ---- operators, plans, words ---------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_a_rotation_is_real_where_layers_are_made_on_the_meta_device() -> None:
 
 
 def test_no_operator_before_or_behind_attention_is_fused_with_int4() -> None:
-    """write_qkv writes no int4, and vLLM quantises results before they could be turned back."""
+    """vLLM would write keys before they are rotated for int4, and quantise results before they are turned back."""
     for kind in KINDS:
         impl = made.implementation(kv_cache_dtype=kind)
         assert impl.fused_rope_kvcache_supported() is impl.fused_qk_norm_rope_kvcache_supported() is (kind != INT4)

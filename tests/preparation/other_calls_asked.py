@@ -23,7 +23,7 @@ from tests.preparation import keys
 from tests.preparation.models import BF16, E4M3, LATENT, LLAMA
 
 H200 = Device("sm90", 132)
-INT8, HALF = torch.int8, torch.float16
+INT8, INT4, HALF = torch.int8, torch.uint8, torch.float16
 MODELS: dict[str, dict[str, Any]] = {
     "packed": dict(qkv="packed"),
     "norms": dict(qkv="packed", qk_norm=BF16, rotary_dim=64),
@@ -41,6 +41,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "fp8 queries": dict(qkv="packed", dtype=E4M3, cache_dtype=E4M3),
     "int8 by token": dict(qkv="packed", cache_dtype=INT8, scales="per_token", kv_layout="HND", qk_norm=BF16),
     "fp8 by token": dict(qkv="separate", cache_dtype=E4M3, scales="per_token_float16"),
+    "int4": dict(qkv="packed", cache_dtype=INT4, scales="per_token", qk_norm=BF16),
     "latent": LATENT | dict(qkv="separate", qk_norm=BF16),
     "latent, int8 by token": LATENT | dict(qkv="separate", cache_dtype=INT8, scales="per_token"),
     "ragged table": dict(page_indices=torch.int32, qkv="packed"),
@@ -70,7 +71,8 @@ class Layer:
         elif model.side_by_side:
             self.k, self.v = empty(pages, *slots, dim + value_dim).split((dim, value_dim), -1)
         else:
-            self.k, self.v = empty(pages, *slots, dim), empty(pages, *slots, value_dim)
+            packed = 2 if model.cache_dtype == INT4 else 1
+            self.k, self.v = empty(pages, *slots, dim // packed), empty(pages, *slots, value_dim // packed)
         self.scales: list[Any] = [None, None]
         if model.cache_dtype.itemsize == 1:
             by_slot = functools.partial(torch.empty, pages, *slots)

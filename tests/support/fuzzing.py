@@ -22,7 +22,7 @@ from paged_attn.launching import platform
 from paged_attn.planning import planner
 from tests.simulator import SIMULATES
 from tests.support import hopper_plans, portable_plans, torch_ways
-from tests.support.cases import INT4, Case, build, problem_of, run
+from tests.support.cases import Case, build, problem_of, run
 from tests.support.other_calls import run_merge, run_write, run_write_qkv
 from tests.support.random_calls import (
     ANYTHING,
@@ -117,8 +117,7 @@ def explore(
     started, rng = time.time(), random.Random(seed)
     fields = configuration(rng, LIMITS, lines or (SIZES | OPTIONS if SIMULATES else ANYTHING))
     ways, calls = tuple(_ways(rng)), 0
-    others = [x for x in FUNCTIONS if x != "run" and not (x == "run_write_qkv" and fields["cache_dtype"] == INT4)]
-    functions = ["run"] if SIMULATES else ["run"] * 8 + others  # write_qkv does not write int4
+    functions = ["run"] if SIMULATES else ["run"] * 8 + [x for x in FUNCTIONS if x != "run"]
     failing: tuple[Call, str] | None = None
 
     @hypothesis.seed(seed)

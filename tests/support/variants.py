@@ -410,10 +410,13 @@ def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
     found["gathered"] = functools.partial(_gathered, torch.bfloat16, "HND", 8, 8, 16, 128)
     found["gathered packed"] = functools.partial(_gathered, torch.bfloat16, "NHD", 8, 8, 16, 16, 8)
     by_token = dict(dtype=torch.bfloat16, scale=torch.ones(8, 16, 8))
+    by_head_and_token = dict(dtype=torch.bfloat16, scale=torch.ones(8, 8, 16))
     found["gathered e4m3"] = functools.partial(_gathered, E4M3, "NHD", 8, 16, 8, 128, **by_token)
     found |= {name: functools.partial(_attention, name, fields) for name, fields in BY_TOKEN.items()}
     found["write int8 by token"] = functools.partial(_write, INT8, "NHD", "per_token")
     found["write packed e4m3 by token"] = functools.partial(_write, E4M3, "x", "per_token, float16")
     found |= {name: functools.partial(_attention, name, fields) for name, fields in IN_INT4.items()}
     found["write int4"] = functools.partial(_write, INT4, "NHD", "per_token")
+    found["write qkv int4"] = functools.partial(_write_qkv, INT4, "NHD", False, "per_token")
+    found["gathered int4"] = functools.partial(_gathered, INT4, "HND", 8, 8, 16, 64, **by_head_and_token)
     return [(name, call) for name, call in found.items() if not wanted or any(word in name for word in wanted)]

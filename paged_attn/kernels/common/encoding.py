@@ -121,13 +121,24 @@ def steps_by_row(x):
     The 16 int4 numbers stand for equally spaced values from min(row, 0) to max(row, 0); the zero point stands for 0.
     The scale is the step, with zeros in its lowest four bits, and is NaN if a row has a NaN or an infinity.
     """
-    whole = magnitude_of_row(x) < 0x7F800000
-    least, most = tl.minimum(tl.min(x, 1), 0.0), tl.maximum(tl.max(x, 1), 0.0)
+    return steps_of_range(tl.min(x, 1), tl.max(x, 1), magnitude_of_row(x))
+
+
+@triton.jit
+def steps_of_range(least, most, magnitude):
+    """As `steps_by_row`, of rows with these least and largest numbers [H] and magnitudes [H] (`magnitude_of_row`)."""
+    least, most = tl.minimum(least, 0.0), tl.maximum(most, 0.0)
     steps = tl.zeros_like(least) + 15.0
-    scale = tl.where(whole, tl.div_rn(most, steps) - tl.div_rn(least, steps), float("nan"))
+    scale = tl.where(magnitude < 0x7F800000, tl.div_rn(most, steps) - tl.div_rn(least, steps), float("nan"))
     scale = (scale.to(tl.int32, bitcast=True) & 0x7FFFFFF0).to(tl.float32, bitcast=True)
     zero = nearest(tl.div_rn(tl.where(scale > 0, -least, 0.0), tl.where(scale > 0, scale, 1.0)))
     return scale, tl.minimum(zero, 15)
+
+
+@triton.jit
+def with_zero(scale, zero):
+    """Scales [H] as int4 caches store them: the lowest four bits are the zero points [H]."""
+    return (scale.to(tl.int32, bitcast=True) | zero).to(tl.float32, bitcast=True)
 
 
 @triton.jit

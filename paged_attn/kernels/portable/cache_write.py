@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ..common.decoding import decode
-from ..common.encoding import encode, encode_steps, over_scale, quotient, scales_by_row, steps_by_row
+from ..common.encoding import encode, encode_steps, over_scale, quotient, scales_by_row, steps_by_row, with_zero
 from ..common.numerics import scale_of
 from ..common.output import MAX_HEADS_OF_NARROW_ROWS
 
@@ -27,7 +27,7 @@ def store_heads(
     if kv.SCALED:
         if kv.FP8 == 4:
             step, zero = steps_by_row(x)
-            by_slot = (step.to(tl.int32, bitcast=True) | zero).to(tl.float32, bitcast=True)
+            by_slot = with_zero(step, zero)
         else:
             by_slot = scales_by_row(x, kv.FP8, kv.scale_ptr.dtype.element_ty)
         to = kv.scale_ptr + page * kv.scale_stride_page + slot * kv.scale_stride_slot

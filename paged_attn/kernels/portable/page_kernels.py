@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..common.decoding import decode
+from ..common.decoding import decode, split_scale
 from ..common.encoding import encode
 
 # Fields of a row of the table, which has a row for each `strides.PageRuns`.  Pairs are (source, target).
@@ -103,6 +103,13 @@ def load_scale(scale, page, slot, head, live):
         return scale.number * tl.load(scale.ptr + at, mask=live, other=1.0).to(tl.float32)
 
 
+@triton.jit
+def columns_of(block, N: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """(columns, their heads, int64, places in a head, mask of columns that exist), each [N], of block `block`."""
+    column = block * N + tl.arange(0, N)
+    return column, (column // WIDTH).to(tl.int64), column % WIDTH, column < KV_HEADS * WIDTH
+
+
 @triton.jit(do_not_specialize=["tokens", "seqs", "steps", "table_stride", "starts_stride"])
 def gather_pages_kernel(
     out, cache, scale, table, table_stride, table_starts, starts_stride, starts, tokens, seqs, steps,
@@ -117,7 +124,7 @@ def gather_pages_kernel(
     table_stride: stride between rows of a dense table, or between entries of a ragged one.
     starts_stride: stride between entries of table_starts.
     steps: number of steps of a bisection among the sequences.
-    RAW: elements keep their bits, and no scale is applied.
+    RAW: elements keep their bits, and no scale is applied.  If not, two columns of int4 are one byte.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = (row < tokens) & (row < tl.load(starts + seqs))
@@ -130,18 +137,25 @@ def gather_pages_kernel(
         entry = (begin + pos // PAGE) * table_stride
     page = tl.load(table + entry, mask=live, other=-1).to(tl.int64)
     slot = pos % PAGE
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    head, dim = (column // HEAD_DIM).to(tl.int64), column % HEAD_DIM
-    there = column < KV_HEADS * HEAD_DIM
+    INT4: tl.constexpr = cache.FP8 == 4 and not RAW
+    TOGETHER: tl.constexpr = 2 if INT4 else 1
+    WIDTH: tl.constexpr = HEAD_DIM // TOGETHER
+    column, head, place, there = columns_of(tl.program_id(1), COLUMNS // TOGETHER, KV_HEADS, WIDTH)
     asked = (live & (page >= 0))[:, None] & there[None, :]
-    offset = head * cache.stride_head + dim
-    if cache.RUN < HEAD_DIM:
-        run = column // cache.RUN % (HEAD_DIM // cache.RUN)
+    offset = head * cache.stride_head + place
+    if cache.RUN < WIDTH:
+        run = column // cache.RUN % (WIDTH // cache.RUN)
         offset = head * cache.stride_head + run * cache.stride_run + column % cache.RUN
     at = (page * cache.stride_page + slot * cache.stride_slot)[:, None] + offset[None, :]
     x = tl.load(cache.ptr + at, mask=asked, other=0)
-    if not RAW:
+    if INT4:
+        of_row, zero = split_scale(load_scale(scale, page, slot, head, asked))
+        lower = tl.where(asked, ((x & 15).to(tl.int32) - zero).to(tl.float32) * of_row, 0.0)
+        upper = tl.where(asked, ((x >> 4).to(tl.int32) - zero).to(tl.float32) * of_row, 0.0)
+        x = encode(tl.interleave(lower, upper), 0, out.ptr.dtype.element_ty)
+        _, head, place, there = columns_of(tl.program_id(1), COLUMNS, KV_HEADS, HEAD_DIM)
+    elif not RAW:
         value = decode(x, cache.FP8, tl.float32, False) * load_scale(scale, page, slot, head, asked)
         x = encode(tl.where(asked, value, 0.0), 0, out.ptr.dtype.element_ty)
-    to = row[:, None] * out.stride_token + (head * out.stride_head + dim)[None, :]
+    to = row[:, None] * out.stride_token + (head * out.stride_head + place)[None, :]
     tl.store(out.ptr + to, x, mask=(row < tokens)[:, None] & there[None, :])

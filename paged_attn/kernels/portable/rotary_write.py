@@ -14,7 +14,16 @@ import triton
 import triton.language as tl
 
 from ..common.decoding import decode
-from ..common.encoding import encode, magnitude_of_row, over_scale, quotient, scale_of_magnitude
+from ..common.encoding import (
+    encode,
+    encode_steps,
+    magnitude_of_row,
+    over_scale,
+    quotient,
+    scale_of_magnitude,
+    steps_of_range,
+    with_zero,
+)
 from ..common.numerics import in_parts, scale_of, square, sum_in_pairs, together
 from ..common.output import MAX_HEADS_OF_NARROW_ROWS
 
@@ -44,10 +53,10 @@ class Pairs(NamedTuple):
 
 
 @triton.jit
-def dims_of(H: tl.constexpr, i: tl.constexpr):
-    """(dims [N] of run i, mask [N] of dims that exist)."""
-    dim = tl.arange(0, H.PADDED[i])
-    return H.STARTS[i] + dim, dim < H.SIZES[i]
+def dims_of(H: tl.constexpr, i: tl.constexpr, TOGETHER: tl.constexpr = 1):
+    """(elements [N] of run i, mask [N] of elements that exist); an element has TOGETHER dims."""
+    element = tl.arange(0, H.PADDED[i] // TOGETHER)
+    return H.STARTS[i] // TOGETHER + element, element < H.SIZES[i] // TOGETHER
 
 
 @triton.jit
@@ -152,25 +161,40 @@ def store_queries(out, runs, token, head, scales, H: tl.constexpr):
 
 @triton.jit
 def store_scales(kv, runs, page, slot, head, H: tl.constexpr):
-    """Compute the scales [H] of heads, a tuple of runs [H, N], store them into the token's slot, and return them."""
-    most = magnitude_of_row(runs[0])
+    """Compute the scales [H] of heads, a tuple of runs [H, N], store them into the token's slot, and return them.
+
+    Returns (scales,), for int4 (scales, zero points).
+    """
+    magnitude = magnitude_of_row(runs[0])
     for i in tl.static_range(1, len(runs)):
-        most = tl.maximum(most, magnitude_of_row(runs[i]))
-    scale = scale_of_magnitude(most, kv.FP8, kv.scale_ptr.dtype.element_ty)
+        magnitude = tl.maximum(magnitude, magnitude_of_row(runs[i]))
+    if kv.FP8 == 4:
+        least, most = tl.min(runs[0], 1), tl.max(runs[0], 1)
+        for i in tl.static_range(1, len(runs)):
+            least, most = tl.minimum(least, tl.min(runs[i], 1)), tl.maximum(most, tl.max(runs[i], 1))
+        of_slot = steps_of_range(least, most, magnitude)
+        scale = with_zero(of_slot[0], of_slot[1])
+    else:
+        scale = scale_of_magnitude(magnitude, kv.FP8, kv.scale_ptr.dtype.element_ty)
+        of_slot = (scale,)
     to = kv.scale_ptr + page * kv.scale_stride_page + slot * kv.scale_stride_slot
     tl.store(to + head.to(tl.int64) * kv.scale_stride_head, scale, mask=head < H.HEADS)
-    return scale
+    return of_slot
 
 
 @triton.jit
 def store_scaled(kv, runs, of_slot, page, slot, head, H: tl.constexpr):
-    """Store keys or values [H, D] of one token, divided by their scales [H], into the token's slot."""
+    """Store keys or values [H, D] of one token into its slot, divided by their scales `of_slot` (`store_scales`)."""
+    TOGETHER: tl.constexpr = 2 if kv.FP8 == 4 else 1
     target = kv.ptr + page * kv.stride_page + slot * kv.stride_slot + (head.to(tl.int64) * kv.stride_head)[:, None]
     for i in tl.static_range(len(H.SIZES)):
-        dim, inside = dims_of(H, i)
-        dim += H.AT
-        at = target + (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
-        x = encode(over_scale(runs[i], of_slot), kv.FP8, kv.ptr.dtype.element_ty)
+        element, inside = dims_of(H, i, TOGETHER)
+        element += H.AT // TOGETHER
+        at = target + (element // kv.RUN * kv.stride_run + element % kv.RUN)[None, :]
+        if kv.FP8 == 4:
+            x = encode_steps(runs[i], of_slot[0], of_slot[1])
+        else:
+            x = encode(over_scale(runs[i], of_slot[0]), kv.FP8, kv.ptr.dtype.element_ty)
         tl.store(at, x, mask=(head < H.HEADS)[:, None] & inside[None, :])
 
 

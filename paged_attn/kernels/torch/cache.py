@@ -72,14 +72,15 @@ def scaled(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Ten
         None if x is None else _gathered(call, x[..., None], layout, 4 + which, group, spans, torch.float32)
         for which, x in enumerate(call.slot_scales)
     )
-    return _times(call, keys, of_keys), _times(call, values, of_values)
+    int4 = call.given.k_cache.dtype == INT4
+    return times(keys, of_keys, int4), times(values, of_values, int4)
 
 
-def _times(call: Call, rows: Tensor, scales: Tensor | None) -> Tensor:
-    """Rows [B, N, G, D] times scales by slot [B, N, G, 1]; an int4 scale has a zero point in its lowest four bits."""
+def times(rows: Tensor, scales: Tensor | None, int4: bool) -> Tensor:
+    """Rows [..., D] times scales by slot [..., 1]; an int4 scale has a zero point in its lowest four bits."""
     if scales is None:
         return rows
-    if call.given.k_cache.dtype != INT4:
+    if not int4:
         return rows * scales
     bits = scales.contiguous().view(torch.int32)
     return (rows - (bits & 15)) * (bits & -16).view(torch.float32)

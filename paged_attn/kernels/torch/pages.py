@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...records.formats import in_words
-from .cache import HND, NHD, PACKED_KEYS, PACKED_VALUES, Layout
+from ...records.formats import INT4, in_words
+from .cache import HND, NHD, PACKED_KEYS, PACKED_VALUES, Layout, times
 from .call import quiet
 
 LAYOUTS = {"NHD": NHD, "HND": HND, "HDN": PACKED_VALUES}
@@ -45,16 +45,18 @@ def gather_pages(
         place = torch.where(there, page, 0).long(), slot
         found = rows[place].flatten(2).view(cache.dtype)
         if scale is not None or out.dtype != cache.dtype:
-            found = found.float() * _scale(scale, place, layout)
+            int4 = cache.dtype == INT4
+            numbers = torch.stack((found & 15, found >> 4), -1).flatten(-2) if int4 else found
+            found = times(numbers.float(), _scale(scale, place, layout), int4)
         found = found.to(out.dtype)
         in_words(out)[: len(seq)] = in_words(found).masked_fill_(~there[:, None, None], 0)
         in_words(out)[len(seq) :] = 0
 
 
 def _scale(scale: Any, place: tuple[Tensor, Tensor], layout: Layout) -> Any:
-    """A number, or float32 [N, kv_heads, 1] or [kv_heads, 1], by which rows [N, kv_heads, head_dim] are multiplied."""
-    if scale is None or not isinstance(scale, Tensor):
-        return 1.0 if scale is None else scale
+    """None, a number, or float32 [N, kv_heads, 1] or [kv_heads, 1], for rows [N, kv_heads, head_dim]."""
+    if not isinstance(scale, Tensor):
+        return scale
     if scale.ndim == 3:
         return (scale if layout is NHD else scale.transpose(1, 2))[place].float()[..., None]
     return scale.float().flatten()[:, None]
