@@ -61,16 +61,9 @@ def load_slopes(rows, mods, S: tl.constexpr):
 
 
 @triton.jit
-def reaches_own(tile, rows, mods, S: tl.constexpr, end=None):
-    """Whether a tile may hold the call's own keys, or, if `end` is given, any of these before `end`.
-
-    With qq_mask always True on AMD, where Triton fails to lay out the scores of some kernels with several branches.
-    """
-    if mods.qq_mask is not None and not INTERPRET and is_hip():
-        return True
-    else:
-        own = tile + S.TILE > own_before(rows.context_len, mods, S)
-        return own if end is None else own & (tile < end)
+def reaches_own(tile, rows, mods, S: tl.constexpr):
+    """Whether a tile may hold the call's own keys."""
+    return tile + S.TILE > own_before(rows.context_len, mods, S)
 
 
 @triton.jit
@@ -103,7 +96,7 @@ def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr, BY_SCORE: tl.con
     if mods.qq_mask is not None:
         # bounds that are the same for all tiles, so that a tile takes two comparisons
         end = own_before(rows.context_len + 32 * mods.qq_words, mods, S)
-        if reaches_own(tile, rows, mods, S, end):
+        if reaches_own(tile, rows, mods, S) & (tile < end):
             ptr = mods.qq_mask + (rows.token + rows.index) * mods.qq_mask_stride
             if BY_SCORE:
                 bit = place_of_key(tile + key, mods, S) - rows.context_len
@@ -159,32 +152,41 @@ def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
 
 
 @triton.jit
+def cut_by_position(scores, rows, key, tile, mods, S: tl.constexpr):
+    """Scores with minus infinity where a window or chunk by query_positions hides the call's own keys."""
+    place = place_of_key(tile + key, mods, S)
+    pos = position_of(place, rows, mods)
+    before = scores
+    if mods.left is not None:
+        left = side_of_rows(mods.left, rows.kv_head, rows.member, LEFT, mods, S)
+        scores = tl.where(shows_position(pos, rows.pos, left, mods), scores, float("-inf"))
+    if mods.position_right is not None:
+        right = side_of_rows(mods.position_right, rows.kv_head, rows.member, RIGHT, mods, S)
+        seen = pos[None, :] <= (rows.pos + right)[:, None]
+        scores = tl.where(seen, scores, float("-inf"))
+    if mods.spans is not None and mods.CLIP_SPANS is None:
+        slot = place[None, :]
+        together = (slot >= rows.span_begin[:, None]) & (slot < rows.span_end[:, None])
+        scores = tl.where(together, before, scores)
+    if mods.prefix_lens is not None:
+        of_prefix = tile + key < rows.prefix
+        scores = tl.where(of_prefix[None, :], before, scores)
+    return scores
+
+
+@triton.jit
 def cut_own(scores, rows, key, tile, mods, S: tl.constexpr, BY_SCORE: tl.constexpr = False):
     """Scores with minus infinity where qq_mask, or a window or chunk by positions, hides the call's own keys.
 
     `mask`, whose bounds are places, cannot hide these keys.  BY_SCORE: see `cut_by_mask`.
     """
     scores = cut_by_mask(scores, rows, key, tile, mods, S, BY_SCORE)
-    CUTS: tl.constexpr = mods.left is not None or mods.position_right is not None
-    if mods.query_positions is not None and CUTS:  # noqa: SIM102 (one is decided at compile time)
-        if reaches_own(tile, rows, mods, S):
-            place = place_of_key(tile + key, mods, S)
-            pos = position_of(place, rows, mods)
-            before = scores
-            if mods.left is not None:
-                left = side_of_rows(mods.left, rows.kv_head, rows.member, LEFT, mods, S)
-                scores = tl.where(shows_position(pos, rows.pos, left, mods), scores, float("-inf"))
-            if mods.position_right is not None:
-                right = side_of_rows(mods.position_right, rows.kv_head, rows.member, RIGHT, mods, S)
-                seen = pos[None, :] <= (rows.pos + right)[:, None]
-                scores = tl.where(seen, scores, float("-inf"))
-            if mods.spans is not None and mods.CLIP_SPANS is None:
-                slot = place[None, :]
-                together = (slot >= rows.span_begin[:, None]) & (slot < rows.span_end[:, None])
-                scores = tl.where(together, before, scores)
-            if mods.prefix_lens is not None:
-                of_prefix = tile + key < rows.prefix
-                scores = tl.where(of_prefix[None, :], before, scores)
+    if mods.query_positions is not None and (mods.left is not None or mods.position_right is not None):
+        # cut_by_mask has a branch, too; for gfx942 Triton fails to lay out the scores of some kernels with both
+        if mods.qq_mask is not None and not INTERPRET and is_hip():  # noqa: SIM114 (one is decided at compile time)
+            scores = cut_by_position(scores, rows, key, tile, mods, S)
+        elif reaches_own(tile, rows, mods, S):
+            scores = cut_by_position(scores, rows, key, tile, mods, S)
     return scores
 
 
