@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,14 +21,15 @@ from benchmarks.peers import OURS
 from benchmarks.peers.cannot import Cannot
 from paged_attn.records.formats import INT4
 from paged_attn.reference.cache import whole
+from paged_attn.reference.scales import scale_and_zero
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE, EPS = 32, 8, 128, 16, 1e-6
 TOKENS = (1, 64, 4096, 16384)
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 LONGEST = 32768  # rows of the table of angles
-# Bound on the relative error in 2-norm: e4m3 has 4 significant bits, and some peers round norms to 16 bits before they
-# rotate.
-AGREE = 4e-2
+# Bounds on the relative error in 2-norm: e4m3 has 4 significant bits, int4 16 numbers, and some peers round norms to 16
+# bits before they rotate.
+AGREE, AGREE_OF_INT4 = 4e-2, 6e-2
 SCALE, SCALES = 1 / 16, ("k_scale", "v_scale")
 
 
@@ -78,16 +79,20 @@ class Inputs(NamedTuple):
     pages: int
 
 
-class Written(NamedTuple):
-    """Tensors that a call returns (queries) and writes (caches)."""
+class Stores(NamedTuple):
+    """Caches that a peer writes, and their scales: those by token are written, too."""
 
-    q: Tensor
     k_cache: Tensor
     v_cache: Tensor
+    scales: dict[str, Any]  # k_scale and v_scale; {} over 16 bits
+
+    @property
+    def caches(self) -> tuple[Tensor, Tensor]:
+        return self.k_cache, self.v_cache
 
 
 Call = Callable[[], Tensor]  # returns the queries
-Peer = Callable[[Write, Inputs, tuple[Tensor, Tensor]], Call]
+Peer = Callable[[Write, Inputs, Stores], Call]
 
 
 def inputs_of(case: Write, device: str) -> Inputs:
@@ -107,24 +112,21 @@ def inputs_of(case: Write, device: str) -> Inputs:
     )
 
 
-def caches_of(case: Write, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return a zeroed K and V cache, NHD."""
+def stores_of(case: Write, inputs: Inputs) -> Stores:
+    """Return a zeroed K and V cache, NHD, and their scales."""
     shape = (2, inputs.pages, PAGE, KV_HEADS, stored_dims(case.cache))
     k_cache, v_cache = torch.zeros(shape, device=inputs.qkv.device).to(case.cache)
-    return k_cache, v_cache
-
-
-def scales_of(case: Write, caches: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    scales: dict[str, Any] = {} if case.cache == BF16 else dict.fromkeys(SCALES, SCALE)
     if case.by_token:
-        return {name: torch.zeros(cache.shape[:3], device=cache.device) for name, cache in zip(SCALES, caches)}
-    return {} if case.cache == BF16 else dict.fromkeys(SCALES, SCALE)
+        scales = {name: torch.zeros(k_cache.shape[:3], device=k_cache.device) for name in SCALES}
+    return Stores(k_cache, v_cache, scales)
 
 
-def ours(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
+def ours(case: Write, x: Inputs, stores: Stores) -> Call:
     named: dict[str, Any] = dict(positions=x.positions, cos_sin=x.cos_sin, q_norm=x.q_norm, k_norm=x.k_norm, eps=EPS)
     out = torch.empty(case.tokens, HEADS, HEAD_DIM, dtype=BF16, device=x.qkv.device)
-    named |= scales_of(case, caches)
-    return lambda: paged_attn.write_qkv(x.qkv, *caches, x.slots, **named, q_out=out)
+    named |= stores.scales
+    return lambda: paged_attn.write_qkv(x.qkv, *stores.caches, x.slots, **named, q_out=out)
 
 
 def split(qkv: Tensor) -> tuple[Tensor, ...]:
@@ -140,7 +142,7 @@ def norm_and_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tens
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
-def compiled(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
+def compiled(case: Write, x: Inputs, stores: Stores) -> Call:
     """Return a call of norm and rotary embedding by torch.compile, followed by `write_kv`."""
 
     def before(x: Inputs) -> tuple[Tensor, Tensor]:
@@ -148,17 +150,17 @@ def compiled(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
         cos, sin = (part[:, None] for part in x.cos_sin[x.positions].chunk(2, dim=-1))
         return norm_and_rotate(q, x.q_norm, cos, sin), norm_and_rotate(k, x.k_norm, cos, sin)
 
-    function, v, named = torch.compile(before, fullgraph=True), split(x.qkv)[2], scales_of(case, caches)
+    function, v = torch.compile(before, fullgraph=True), split(x.qkv)[2]
 
     def call() -> Tensor:
         q, k = function(x)
-        paged_attn.write_kv(k, v, *caches, x.slots, **named)
+        paged_attn.write_kv(k, v, *stores.caches, x.slots, **stores.scales)
         return q
 
     return call
 
 
-def flashinfer(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
+def flashinfer(case: Write, x: Inputs, stores: Stores) -> Call:
     """Return FlashInfer's call: norms, then rotary embedding and append, which over e4m3 are one fused kernel.
 
     The fused kernel also quantises queries: it writes half of the bytes for queries.
@@ -180,12 +182,12 @@ def flashinfer(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
         q_rows, k_rows = normed()
         flat = q_rows.flatten(1), k_rows.flatten(1)
         flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(x.positions, *flat, HEAD_DIM, x.cos_sin)
-        flashinfer.page.append_paged_kv_cache(k_rows, v, batch, place, caches, indices, indptr, last)
+        flashinfer.page.append_paged_kv_cache(k_rows, v, batch, place, stores.caches, indices, indptr, last)
         return q_rows
 
     def fused() -> Tensor:
         out, _ = flashinfer.rope.rope_quantize_fp8_append_paged_kv_cache(
-            *normed(), None, None, v, x.cos_sin, x.positions, caches, indices, indptr, batch, place,
+            *normed(), None, None, v, x.cos_sin, x.positions, stores.caches, indices, indptr, batch, place,
             quantize_dtype=E4M3, quant_scale_kv=1 / SCALE, page_size=PAGE, enable_pdl=True,
         )  # fmt: skip
         queries: Tensor = out
@@ -194,7 +196,7 @@ def flashinfer(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
     return append if case.cache == BF16 else fused
 
 
-def sglang(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
+def sglang(case: Write, x: Inputs, stores: Stores) -> Call:
     """Return SGLang's call of two launches: norms, then rotary embedding and write.
 
     Over e4m3, the first launch also rotates, and the second only writes.  The launches change queries and keys in
@@ -209,7 +211,8 @@ def sglang(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
 
     qkv = x.qkv.clone()
     q, k, v = split(qkv)
-    rows, scale = [cache.view(-1, KV_HEADS * HEAD_DIM) for cache in caches], torch.tensor([SCALE], device=qkv.device)
+    rows = [cache.view(-1, KV_HEADS * HEAD_DIM) for cache in stores.caches]
+    scale = torch.tensor([SCALE], device=qkv.device)
 
     def whole() -> Tensor:
         fused_inplace_qknorm(q, k, x.q_norm, x.k_norm, EPS)
@@ -227,20 +230,33 @@ def sglang(case: Write, x: Inputs, caches: tuple[Tensor, Tensor]) -> Call:
 PEERS: dict[str, Peer] = {OURS: ours, "torch.compile": compiled, "flashinfer": flashinfer, "sglang": sglang}
 
 
-def error_of(got: Written, want: Written) -> float:
-    """Return the largest relative error, in 2-norm, of queries and both caches."""
-    pairs = [(whole(x), whole(y)) for x, y in zip(got, want)]
-    return max(float((x - y).norm() / y.norm()) for x, y in pairs)
+def written(q: Tensor, stores: Stores) -> list[Tensor]:
+    """Return queries, keys and values in float64, the latter times their scales."""
+    found = [q.double()]
+    for cache, scale in zip(stores.caches, [stores.scales.get(name) for name in SCALES]):
+        if not isinstance(scale, Tensor):
+            found.append(cache.double())
+        elif cache.dtype == INT4:
+            by, zeros = scale_and_zero(scale)
+            found.append((whole(cache) - zeros[..., None]) * by[..., None])
+        else:
+            found.append(cache.double() * scale.double()[..., None])
+    return found
+
+
+def error_of(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+    """Return the largest relative error, in 2-norm, of queries, keys and values."""
+    return max(float((x - y).norm() / y.norm()) for x, y in zip(got, want))
 
 
 def agreeing(case: Write, x: Inputs, peers: Mapping[str, Peer]) -> Iterator[tuple[str, Call | str, float]]:
     """Yield (peer, its call or why it is left out, its relative error against the library)."""
-    want: Written | None = None
+    want: list[Tensor] | None = None
     for name, peer in peers.items():
-        caches = caches_of(case, x)
+        stores = stores_of(case, x)
         try:
-            call = peer(case, x, caches)
-            got = Written(call(), *caches)
+            call = peer(case, x, stores)
+            got = written(call(), stores)
         except Cannot as reason:
             yield name, str(reason), 0.0
             continue
@@ -251,9 +267,10 @@ def agreeing(case: Write, x: Inputs, peers: Mapping[str, Peer]) -> Iterator[tupl
             if name != OURS:
                 yield name, f"nothing to compare with: {OURS} failed", 0.0
                 continue
-            want = Written(*[y.clone() for y in got])
+            want = got
         error = error_of(got, want)
-        yield name, call if error <= AGREE else f"differs from {OURS}: relative error {error:.2g}", error
+        agrees = error <= (AGREE_OF_INT4 if case.cache == INT4 else AGREE)
+        yield name, call if agrees else f"differs from {OURS}: relative error {error:.2g}", error
 
 
 def measured(case: Write, rounds: int, device: str, peers: Mapping[str, Peer] = PEERS) -> dict[str, Any]:

@@ -273,12 +273,13 @@ class Door:
             self.place(name, value, FLOAT32)
             self._scale_shape(name, value, axis, more)
 
-    def cache_scale(self, name: str, value: Any, of: str, dtype: torch.dtype) -> None:
-        """Check k_scale or v_scale: as in `scale`, or by token, with a number for each slot and KV head of the cache.
+    def cache_scale(self, name: str, value: Any, of: str, dtype: torch.dtype, order: str | None = None) -> None:
+        """Check the scale of a cache: as in `scale`, or by token, with a number for each slot and KV head of the cache.
 
-        int4 requires scales by token.  Axes of scales by token are in the order of the cache, or of HND if x-packed.
+        int4 requires scales by token.  Axes of scales by token are in the order "NHD" or "HND"; None: that of the cache
+        that `caches` or `latent` has checked, or HND if x-packed.
         """
-        axes = LAYOUTS["HND" if self.cache is None else self.cache[0]][:3]
+        axes = LAYOUTS[order or ("HND" if self.cache is None else self.cache[0])][:3]
         if dtype == INT4:
             wanted = f"float32 [{', '.join(axes)}], for {of} is int4 (uint8)"
             if not isinstance(value, Tensor):

@@ -225,7 +225,7 @@ def check_gather(
     int4 = scaled and cache.dtype == INT4
     if int4:
         axes = (*axes[:3], "head_dim / 2")
-        door.cache, door.settled["head_dim"] = (kv_layout, cache.shape), "cache"
+        door.settled["head_dim"] = "cache"
     if cache.dtype.itemsize > 8:
         raise _wrong_type("cache", "a tensor of elements of up to 8 bytes", names((cache.dtype,)))
     door.tensor("cache", cache, axes, GATHERED if scaled else (cache.dtype,))
@@ -241,7 +241,7 @@ def check_gather(
     others = {"cache": cache, "page_table": page_table, STARTS: page_starts, "seq_lens": seq_lens, "scale": scale}
     no_overlap("out", out, **others)
     if int4:
-        door.cache_scale("scale", scale, "cache", INT4)
+        door.cache_scale("scale", scale, "cache", INT4, kv_layout)
     elif isinstance(scale, Tensor):
         _check_scale(door, scale, "NHD" if cache.ndim == 4 and kv_layout == "NHD" else "HND")
     elif scale is not None:

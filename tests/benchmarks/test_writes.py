@@ -12,7 +12,7 @@ import torch
 from benchmarks import __main__ as bench
 from benchmarks import writes
 from benchmarks.peers import OURS
-from benchmarks.writes import BF16, E4M3, Write
+from benchmarks.writes import BF16, E4M3, INT4, Write
 
 
 def test_the_cases_and_their_bytes() -> None:
@@ -21,6 +21,20 @@ def test_the_cases_and_their_bytes() -> None:
     assert Write(1, BF16).bytes == 2 * (48 + 32 + 16) * 128 + ids + angles
     assert Write(64, E4M3).bytes == 64 * (2 * (48 + 32) * 128 + 16 * 128 + ids + angles)
     assert Write(64, torch.int8, True).bytes == Write(64, E4M3).bytes + 64 * 16 * 4
+    assert Write(64, INT4, True).bytes == Write(64, torch.int8, True).bytes - 64 * 8 * 128
+
+
+@pytest.mark.parametrize("cache", [INT4, torch.int8, E4M3], ids=str)
+def test_torch_compile_writes_the_same_numbers_by_token(cache: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    torch.manual_seed(0)
+    case = Write(5, cache, True)
+    x, found = writes.inputs_of(case, "cpu"), []
+    for peer in (writes.ours, writes.compiled):
+        stores = writes.stores_of(case, x)
+        found.append(writes.written(peer(case, x, stores)(), stores))
+    assert 0 < writes.error_of(*found) < (writes.AGREE_OF_INT4 if cache == INT4 else writes.AGREE)
+    assert all(y.norm() > 1 for y in found[0])
 
 
 def wrong(*args: Any) -> Any:

@@ -112,6 +112,22 @@ def test_dead_slots_and_other_pages_reach_no_row(way: str, device: str) -> None:
     scale[[1, 3, 4]], scale[0, 1:] = torch.nan, torch.nan
     assert torch.equal(paged_attn.gather_pages(cache, table, lengths, tokens=17), want)
     assert torch.equal(paged_attn.gather_pages(cache, table, lengths, tokens=17, scale=scale), want)
+    int4, scale = finite(device, "NHD", INT4), zeros_and_scales(device, "NHD")
+    want = paged_attn.gather_pages(int4, table, lengths, tokens=17, scale=scale, dtype=F32)
+    scale[[1, 3, 4]], scale[0, 1:] = torch.nan, torch.nan
+    assert torch.equal(paged_attn.gather_pages(int4, table, lengths, tokens=17, scale=scale, dtype=F32), want)
+
+
+@pytest.mark.parametrize("heads, dims", [(40, 144), (3, 6)])
+def test_int4_of_wide_and_of_odd_rows_at_odd_addresses(heads: int, dims: int, way: str, device: str) -> None:
+    """40 heads are more than a block of columns; heads of 6 dims have three bytes."""
+    cache = noise(device, torch.uint8, PAGES, 5, heads, dims // 2 + 1)[..., 1:]
+    scale, (table, lengths) = torch.rand(PAGES, 5, heads, device=device), batch(device, False)
+    options: dict[str, Any] = dict(scale=with_zero(scale, torch.full_like(scale, 9)), dtype=F32, tokens=18)
+    got = paged_attn.gather_pages(cache, table, lengths, **options)
+    assert torch.equal(got, reference.gather_pages(cache, table, lengths, **options))
+    compiled = torch.compile(paged_attn.gather_pages, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(cache, table, lengths, **options), got)
 
 
 def test_tokens_are_counted_where_lengths_are_on_the_host(way: str) -> None:
@@ -173,6 +189,9 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
      "scale must be float32 [pages, page_size, kv_heads], for cache is int4 (uint8), got None"),
     (dict(cache=BYTES, kv_layout="HND", scale=torch.ones(2), dtype=HALF), ValueError,
      "scale must be float32 [pages, kv_heads, page_size], for cache is int4 (uint8), got [2]"),
+    (dict(cache=BYTES, scale=torch.ones(4, 2, 8), dtype=HALF), ValueError,
+     "scale must be [pages, page_size, kv_heads] with page_size = 8, kv_heads = 2 from cache, got [4, 2, 8]: "
+     "scale.transpose(1, 2)"),
     (dict(cache=BYTES, scale=torch.ones(4, 8, 2, dtype=HALF), dtype=HALF), TypeError,
      "scale must be float32, for cache is uint8, got float16: scale.to(torch.float32)"),
     (dict(cache=BYTES, kv_layout="HDN", scale=torch.ones(4, 8, 2), dtype=HALF), ValueError,

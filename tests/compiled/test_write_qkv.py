@@ -83,13 +83,14 @@ def test_inductor_writes_the_caches_where_they_lie(
     assert inputs["v_cache"].any()
 
 
+@pytest.mark.parametrize("dtype, dims", [(torch.int8, HEAD_DIM), (torch.uint8, HEAD_DIM // 2)], ids=["int8", "int4"])
 @pytest.mark.parametrize("how", ["apart", "halves"])
-def test_a_graph_writes_scales_by_token(how: str, device: str) -> None:
+def test_a_graph_writes_scales_by_token(how: str, dtype: torch.dtype, dims: int, device: str) -> None:
     """Of caches apart, and of halves of one buffer, which two operators write."""
     theirs, inputs = (inputs_of("apart", device) for _ in range(2))
     for given in (theirs, inputs):
         shape = given["k_cache"].shape
-        both = torch.zeros(2, *shape, dtype=torch.int8, device=device)
+        both = torch.zeros(2, *shape[:3], dims, dtype=dtype, device=device)
         given["k_cache"], given["v_cache"] = both if how == "halves" else (both[0].clone(), both[1].clone())
         given["k_scale"], given["v_scale"] = torch.zeros(2, *shape[:3], device=device).unbind()
         given["k_scale"], given["v_scale"] = given["k_scale"].clone(), given["v_scale"].clone()

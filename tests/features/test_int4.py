@@ -326,6 +326,9 @@ def test_other_calls_refuse_int4(device: str) -> None:
     refuses(paged_attn.write_qkv, given | latents, ValueError, text)
     text = "k_scale must be float32 [pages, page_size, kv_heads], for k_cache is int4 (uint8), got None"
     refuses(paged_attn.write_qkv, given | dict(qkv=(k, k, k), k_scale=None), TypeError, text)
+    half = dict(qkv=(k, k, k), v_scale=scale.half())
+    text = "v_scale must be float32, for v_cache is uint8, got float16: v_scale.to(torch.float32)"
+    refuses(paged_attn.write_qkv, given | half, TypeError, text)
     wanted = "[max_positions, rotary_dim] with rotary_dim a multiple of 4 over int4, unless interleaved"
     turned = dict(qkv=(k, k, k), cos_sin=torch.zeros(2, 6, device=device))
     refuses(paged_attn.write_qkv, given | turned, ValueError, f"cos_sin must be {wanted}, got [2, 6]")

@@ -42,6 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "int8 by token": dict(qkv="packed", cache_dtype=INT8, scales="per_token", kv_layout="HND", qk_norm=BF16),
     "fp8 by token": dict(qkv="separate", cache_dtype=E4M3, scales="per_token_float16"),
     "int4": dict(qkv="packed", cache_dtype=INT4, scales="per_token", qk_norm=BF16),
+    "int4, HND": dict(qkv="separate", cache_dtype=INT4, scales="per_token", kv_layout="HND", head_dim=96),
     "latent": LATENT | dict(qkv="separate", qk_norm=BF16),
     "latent, int8 by token": LATENT | dict(qkv="separate", cache_dtype=INT8, scales="per_token"),
     "ragged table": dict(page_indices=torch.int32, qkv="packed"),
@@ -62,7 +63,8 @@ class Layer:
 
     def __init__(self, model: Model, pages: int = 7) -> None:
         self.model, self.pages = model, pages
-        page, heads, dim, value_dim = model.page_size, model.kv_heads, model.head_dim, model.value_width
+        page, heads, together = model.page_size, model.kv_heads, 2 if model.cache_dtype == INT4 else 1
+        dim, value_dim = model.head_dim // together, model.value_width // together
         slots = (heads, page) if model.kv_layout == "HND" else (page, heads)
         empty = functools.partial(torch.empty, dtype=model.cache_dtype)
         if model.kv_layout == "x":
@@ -71,8 +73,7 @@ class Layer:
         elif model.side_by_side:
             self.k, self.v = empty(pages, *slots, dim + value_dim).split((dim, value_dim), -1)
         else:
-            packed = 2 if model.cache_dtype == INT4 else 1
-            self.k, self.v = empty(pages, *slots, dim // packed), empty(pages, *slots, value_dim // packed)
+            self.k, self.v = empty(pages, *slots, dim), empty(pages, *slots, value_dim)
         self.scales: list[Any] = [None, None]
         if model.cache_dtype.itemsize == 1:
             by_slot = functools.partial(torch.empty, pages, *slots)

@@ -58,6 +58,8 @@ def test_what_no_call_of_write_qkv_would_take_is_refused_before_anything_is_comp
     refused(ValueError, "three ints >= 0 whose sum is rotary_dim / 2 = 32", qkv="packed", mrope_sections=(8, 8, 8))
     refused(ValueError, "got one tensor", qkv="packed", value_dim=32)
     refused(ValueError, "qkv must be (q_rope, latent, k_rope)", qkv="packed", kv_heads=1, value_dim=32, latent=True)
+    int4: dict[str, Any] = dict(qkv="packed", cache_dtype=torch.uint8, scales="per_token")
+    refused(ValueError, "a multiple of 4 over int4, unless interleaved", **int4, rotary_dim=6)
     refused(TypeError, "cos_sin must be a torch.dtype, got str", qkv="packed", cos_sin="float32")
     for name, value in dict(rotary_dim=64, interleaved=True, cos_sin=E4M3, qk_norm=torch.float32).items():
         default = value is not True and None

@@ -156,7 +156,8 @@ def _check_scales_of_qkv(
         cache = f"{name[0]}_cache"
         same = _bytes(bits(wanted[cache])) == _bytes(before[cache])
         assert (_bytes(bits(caches[cache])) == _bytes(before[cache]))[same.all(-1)].all(), f"{case.name}: {cache}"
-        if caches[cache].dtype == INT4:  # a quotient near a tie may move a zero point, and all numbers of its head
+        # minus zero points: where one is rounded otherwise, all stored numbers of its head move with it
+        if caches[cache].dtype == INT4:
             found, expected = int4_numbers(caches[cache], x)[0], int4_numbers(wanted[cache], wanted[name])[0]
         else:
             found, expected = caches[cache].double(), wanted[cache].double()

@@ -17,7 +17,7 @@ FIELDS = tl.constexpr(11)
 
 
 class RowScale(NamedTuple):
-    """Scale of a cache's elements: a number, times the number in memory for a page, slot and head if ptr is given."""
+    """Scale of a cache's elements: a number or, if ptr is given, that in memory for a page, slot and head."""
 
     number: Any
     ptr: Any
@@ -100,12 +100,12 @@ def load_scale(scale, page, slot, head, live):
         return scale.number
     else:
         at = (page * scale.stride_page + slot * scale.stride_slot)[:, None] + (head * scale.stride_head)[None, :]
-        return scale.number * tl.load(scale.ptr + at, mask=live, other=1.0).to(tl.float32)
+        return tl.load(scale.ptr + at, mask=live, other=1.0).to(tl.float32)
 
 
 @triton.jit
 def columns_of(block, N: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """(columns, their heads, int64, places in a head, mask of columns that exist), each [N], of block `block`."""
+    """(columns, their heads in int64, places in these heads, whether the columns exist) of block `block`, [N] each."""
     column = block * N + tl.arange(0, N)
     return column, (column // WIDTH).to(tl.int64), column % WIDTH, column < KV_HEADS * WIDTH
 
@@ -116,7 +116,7 @@ def gather_pages_kernel(
     PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     RAW: tl.constexpr,
 ):  # fmt: skip
-    """Copy ROWS rows x COLUMNS columns into dense rows; a column is one dim of one head.
+    """Copy ROWS rows x COLUMNS columns into dense rows; a column is one dim of one head; of int4 a byte is read.
 
     Rows without a page, and rows behind the last sequence, become zeros.
     starts: int64 [seqs + 1], first row of each sequence, then the number of rows of all sequences.
@@ -124,7 +124,7 @@ def gather_pages_kernel(
     table_stride: stride between rows of a dense table, or between entries of a ragged one.
     starts_stride: stride between entries of table_starts.
     steps: number of steps of a bisection among the sequences.
-    RAW: elements keep their bits, and no scale is applied.  If not, two columns of int4 are one byte.
+    RAW: elements keep their bits, and no scale is applied.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = (row < tokens) & (row < tl.load(starts + seqs))
