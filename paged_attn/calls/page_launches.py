@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import scales_slots
 from ..checks.axes import Door
 from ..checks.options import refused
 from ..checks.pages import refuse_pageable
@@ -21,9 +22,10 @@ from ..kernels.portable.page_kernels import RowScale, gather_pages_kernel, move_
 from ..launching import driver, scratch
 from ..launching.launch import Launches, Step
 from ..launching.locks import left_free
+from ..launching.platform import device_of
 from ..launching.template import arguments_for
 from ..records import layout
-from ..records.formats import cdiv, next_power_of_2
+from ..records.formats import cdiv, is_scaled, next_power_of_2
 from ..strides import PageRuns, runs_of
 
 LANES = 512  # units that a program moves at a time: with vectors of 16 bytes, four for each thread
@@ -183,15 +185,19 @@ class Rows:
     def _step(self, held: list[Any], kv_layout: str, door: Door) -> Step:
         cache, table, table_starts, starts, out, scale = held
         size = door.sizes
-        columns = size["kv_heads"] * size["head_dim"]
-        block = min(next_power_of_2(columns), ELEMENTS)
-        rows = ELEMENTS // block
+        dim = next_power_of_2(size["head_dim"])
+        kv, number, width = _layout(cache, kv_layout), scale, size["head_dim"]
+        if scales_slots(scale) and is_scaled(cache.dtype) and cache.ndim == 4 and kv_layout != "HDN":
+            kv, number, width = layout.keys(cache, kv_layout, scale), None, dim  # a program has whole heads
+        columns = size["kv_heads"] * width
+        block = max(min(next_power_of_2(columns), ELEMENTS), width if kv.SCALED else 1)
+        rows = max(ELEMENTS // block, 1)
         raw = scale is None and out.dtype == cache.dtype
         args = (
-            layout.rows(out), _layout(cache, kv_layout), _scale(scale, cache.ndim == 4 and kv_layout == "NHD"), table,
+            layout.rows(out), kv, _scale(number, cache.ndim == 4 and kv_layout == "NHD"), table,
             table.stride(0), table_starts, 0 if table_starts is None else table_starts.stride(0), starts,
             size["tokens"], self.seqs, max(self.seqs - 1, 0).bit_length(), size["page_size"], size["kv_heads"],
-            size["head_dim"], rows, block, raw,
+            size["head_dim"], rows, block, dim, raw, device_of(out.device).capability >= 89,
         )  # fmt: skip
         return Step(gather_pages_kernel, (cdiv(size["tokens"], rows), cdiv(columns, block)), args, {})
 

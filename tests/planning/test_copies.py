@@ -14,6 +14,7 @@ from paged_attn.preparation.model import Lengths, Model, problem_of
 from tests.planning.problems import H200
 from tests.preparation.models import LLAMA
 from tests.support.cases import E4M3, INT4, INT8
+from tests.support.portable_plans import portable
 
 SMALL: dict[str, Any] = LLAMA | dict(page_size=4)
 
@@ -101,6 +102,14 @@ def test_other_devices_copy_nothing() -> None:
             problem._replace(device=H200._replace(arch=arch)),
             None,
         )
+
+
+def test_portable_plans_copy_nothing() -> None:
+    assert planned(PREFILLS).copies is not None
+    with portable():
+        made = planned(PREFILLS)
+    assert made.copies is None
+    assert [x.dialect for x in made.launches] == ["portable"]
 
 
 def test_copies_are_no_larger_than_their_bound() -> None:

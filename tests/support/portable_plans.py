@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from paged_attn.kernels.portable import launches as portable_plan
-from paged_attn.planning import dialects
+from paged_attn.planning import dialects, planner
 from tests.support.replanned import replanned
 
 
@@ -16,7 +16,8 @@ from tests.support.replanned import replanned
 def portable() -> Iterator[pytest.MonkeyPatch]:
     """Plan every call for the portable kernels, also on Hopper."""
     with replanned() as patch:
-        patch.setattr(dialects, "DIALECTS", ("portable",))
+        for module in (dialects, planner):
+            patch.setattr(module, "DIALECTS", ("portable",))
         yield patch
 
 

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..common.decoding import decode, split_scale
+from ..common.copying import addresses_of_heads, load_heads
+from ..common.decoding import decode
 from ..common.encoding import encode
 
 # Fields of a row of the table, which has a row for each `strides.PageRuns`.  Pairs are (source, target).
@@ -104,19 +105,48 @@ def load_scale(scale, page, slot, head, live):
 
 
 @triton.jit
-def columns_of(block, N: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """(columns, their heads in int64, places in these heads, whether the columns exist) of block `block`, [N] each."""
-    column = block * N + tl.arange(0, N)
-    return column, (column // WIDTH).to(tl.int64), column % WIDTH, column < KV_HEADS * WIDTH
+def gather_heads(
+    out, cache, row, page, slot, inside, live,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Write rows [R] of HEADS heads from a cache with scales by slot; inside: rows of out, live: rows with a page."""
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    there = (head < KV_HEADS)[None, :]
+    x = load_heads(cache, page, slot, head, live[:, None] & there, out.ptr.dtype.element_ty, NATIVE, HEAD_DIM, DIM)
+    to = addresses_of_heads(out.ptr, row * out.stride_token, head.to(tl.int64) * out.stride_head, DIM)
+    tl.store(to, x, mask=(inside[:, None] & there)[:, :, None] & (tl.arange(0, DIM) < HEAD_DIM)[None, None, :])
+
+
+@triton.jit
+def gather_columns(
+    out, cache, scale, row, page, slot, inside, live,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, RAW: tl.constexpr,
+):  # fmt: skip
+    """Write COLUMNS columns of rows [R]; a column is one dim of one head.  Rows as in `gather_heads`."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    head, dim = (column // HEAD_DIM).to(tl.int64), column % HEAD_DIM
+    there = (column < KV_HEADS * HEAD_DIM)[None, :]
+    offset = head * cache.stride_head + dim
+    if cache.RUN < HEAD_DIM:
+        run = column // cache.RUN % (HEAD_DIM // cache.RUN)
+        offset = head * cache.stride_head + run * cache.stride_run + column % cache.RUN
+    at = (page * cache.stride_page + slot * cache.stride_slot)[:, None] + offset[None, :]
+    asked = live[:, None] & there
+    x = tl.load(cache.ptr + at, mask=asked, other=0)
+    if not RAW:
+        value = decode(x, cache.FP8, tl.float32, False) * load_scale(scale, page, slot, head, asked)
+        x = encode(tl.where(asked, value, 0.0), 0, out.ptr.dtype.element_ty)
+    to = row[:, None] * out.stride_token + (head * out.stride_head + dim)[None, :]
+    tl.store(out.ptr + to, x, mask=inside[:, None] & there)
 
 
 @triton.jit(do_not_specialize=["tokens", "seqs", "steps", "table_stride", "starts_stride"])
 def gather_pages_kernel(
     out, cache, scale, table, table_stride, table_starts, starts_stride, starts, tokens, seqs, steps,
     PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    RAW: tl.constexpr,
+    DIM: tl.constexpr, RAW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Copy ROWS rows x COLUMNS columns into dense rows; a column is one dim of one head; of int4 a byte is read.
+    """Copy ROWS rows into dense rows: COLUMNS columns of them or, if slots have scales, COLUMNS // DIM heads.
 
     Rows without a page, and rows behind the last sequence, become zeros.
     starts: int64 [seqs + 1], first row of each sequence, then the number of rows of all sequences.
@@ -124,7 +154,9 @@ def gather_pages_kernel(
     table_stride: stride between rows of a dense table, or between entries of a ragged one.
     starts_stride: stride between entries of table_starts.
     steps: number of steps of a bisection among the sequences.
+    DIM: HEAD_DIM rounded up to a power of two.
     RAW: elements keep their bits, and no scale is applied.
+    NATIVE: the device has instructions that convert e4m3.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = (row < tokens) & (row < tl.load(starts + seqs))
@@ -136,26 +168,8 @@ def gather_pages_kernel(
         begin = tl.load(table_starts + seq.to(tl.int64) * starts_stride, mask=live, other=0)
         entry = (begin + pos // PAGE) * table_stride
     page = tl.load(table + entry, mask=live, other=-1).to(tl.int64)
-    slot = pos % PAGE
-    INT4: tl.constexpr = cache.FP8 == 4 and not RAW
-    TOGETHER: tl.constexpr = 2 if INT4 else 1
-    WIDTH: tl.constexpr = HEAD_DIM // TOGETHER
-    column, head, place, there = columns_of(tl.program_id(1), COLUMNS // TOGETHER, KV_HEADS, WIDTH)
-    asked = (live & (page >= 0))[:, None] & there[None, :]
-    offset = head * cache.stride_head + place
-    if cache.RUN < WIDTH:
-        run = column // cache.RUN % (WIDTH // cache.RUN)
-        offset = head * cache.stride_head + run * cache.stride_run + column % cache.RUN
-    at = (page * cache.stride_page + slot * cache.stride_slot)[:, None] + offset[None, :]
-    x = tl.load(cache.ptr + at, mask=asked, other=0)
-    if INT4:
-        of_row, zero = split_scale(load_scale(scale, page, slot, head, asked))
-        lower = tl.where(asked, ((x & 15).to(tl.int32) - zero).to(tl.float32) * of_row, 0.0)
-        upper = tl.where(asked, ((x >> 4).to(tl.int32) - zero).to(tl.float32) * of_row, 0.0)
-        x = encode(tl.interleave(lower, upper), 0, out.ptr.dtype.element_ty)
-        _, head, place, there = columns_of(tl.program_id(1), COLUMNS, KV_HEADS, HEAD_DIM)
-    elif not RAW:
-        value = decode(x, cache.FP8, tl.float32, False) * load_scale(scale, page, slot, head, asked)
-        x = encode(tl.where(asked, value, 0.0), 0, out.ptr.dtype.element_ty)
-    to = row[:, None] * out.stride_token + (head * out.stride_head + place)[None, :]
-    tl.store(out.ptr + to, x, mask=(row < tokens)[:, None] & there[None, :])
+    slot, inside, live = pos % PAGE, row < tokens, live & (page >= 0)
+    if cache.SCALED:
+        gather_heads(out, cache, row, page, slot, inside, live, KV_HEADS, HEAD_DIM, COLUMNS // DIM, DIM, NATIVE)
+    else:
+        gather_columns(out, cache, scale, row, page, slot, inside, live, KV_HEADS, HEAD_DIM, COLUMNS, RAW)
