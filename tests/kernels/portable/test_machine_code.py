@@ -69,7 +69,8 @@ NAMED_MAY_SPILL = {
 }  # fmt: skip
 # From 3.7 on Triton has ptxas allocate registers otherwise (--regAllocOptLevel=2): bytes more than before.
 FROM_3_7_MAY_SPILL = {
-    ("sm90", "decode page 128"): 16, ("sm90", "prefill fp32"): 8, ("sm100", "prefill invariant features"): 352
+    ("sm90", "decode page 128"): 16, ("sm90", "prefill fp32"): 8, ("sm100", "prefill invariant features"): 352,
+    ("sm90", "decode invariant mask bias positions"): 344,
 }  # fmt: skip
 # A prefill of 512 dims spills like other prefills over fp8 on gfx942.  Keys are decoded by hand on sm80.
 ONE_TARGET_MAY_SPILL = {
@@ -93,7 +94,7 @@ WIDE_DECODE = {"decode group 64", "decode split group 71", "decode split latent 
 
 # A branch between the two products serialises them; the query-query bias is such a branch, and only few tiles take it.
 # The other has one for its window.
-MAY_SERIALISE = {"prefill features", "prefill invariant features"}
+MAY_SERIALISE = {"prefill features", "prefill invariant features", "decode invariant mask bias positions"}
 
 
 def complaints(target: str, facts: dict[str, Any]) -> Iterator[str]:
