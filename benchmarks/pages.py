@@ -10,6 +10,7 @@ CUDA graph.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 import paged_attn
+from paged_attn.records.formats import INT4
 
 ASKED = 0.85
 LAYERS, KV_HEADS, HEAD_DIM, PAGES = 32, 8, 128, 512
@@ -102,6 +104,15 @@ def _device(
     yield _row("copy", page_size, len(ids), 2 * size, ours, seconds(beside, rounds, inner))
 
 
+def numbers_of(stored: Tensor, scale: Tensor) -> Tensor:
+    """Return stored elements [..., dims] times their scales by token [...] in bfloat16, by operators of torch."""
+    if stored.dtype == INT4:
+        words = scale.view(torch.int32)
+        x = torch.stack((stored & 15, stored >> 4), -1).flatten(-2) - (words & 15)[..., None]
+        return (x * (words & -16).view(torch.float32)[..., None]).bfloat16()
+    return (stored.float() * scale[..., None]).bfloat16()
+
+
 def _dense(cache: Tensor, rounds: int, page_size: int) -> Iterator[Row]:
     seqs = 8
     table = torch.randperm(PAGES, device="cuda").view(seqs, -1)
@@ -110,6 +121,17 @@ def _dense(cache: Tensor, rounds: int, page_size: int) -> Iterator[Row]:
     ours = seconds(lambda: paged_attn.gather_pages(cache, table, lens, out=out), rounds, 20)
     beside = seconds(lambda: cache[table.flatten()], rounds, 20)
     yield _row("dense rows", page_size, PAGES, 2 * cache.nbytes, ours, beside)
+    scale = torch.rand(cache.shape[:3], device="cuda")
+    for name, dtype in (("e4m3", torch.float8_e4m3fn), ("int8", torch.int8), ("int4", INT4)):
+        stored = torch.zeros_like(cache[..., ::2] if dtype == INT4 else cache, dtype=dtype)
+
+        def read(x: Tensor = stored) -> Tensor:
+            return numbers_of(x[table.flatten()], scale[table.flatten()])
+
+        call = functools.partial(paged_attn.gather_pages, stored, table, lens, out=out, scale=scale)
+        ours, beside = seconds(call, rounds, 20), seconds(read, rounds, 20)
+        size = stored.nbytes + scale.nbytes + out.nbytes
+        yield _row(f"dense rows of {name} by token", page_size, PAGES, size, ours, beside)
 
 
 def _row(name: str, page_size: int, pages: int, size: int, ours: float, beside: float) -> Row:

@@ -231,7 +231,7 @@ PEERS: dict[str, Peer] = {OURS: ours, "torch.compile": compiled, "flashinfer": f
 
 
 def written(q: Tensor, stores: Stores) -> list[Tensor]:
-    """Return queries, keys and values in float64, the latter times their scales."""
+    """Return queries, keys and values in float64, the latter times their scales by token."""
     found = [q.double()]
     for cache, scale in zip(stores.caches, [stores.scales.get(name) for name in SCALES]):
         if not isinstance(scale, Tensor):

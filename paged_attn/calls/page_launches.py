@@ -186,18 +186,18 @@ class Rows:
         cache, table, table_starts, starts, out, scale = held
         size = door.sizes
         dim = next_power_of_2(size["head_dim"])
-        kv, number, width = _layout(cache, kv_layout), scale, size["head_dim"]
+        kv, apart, width = _layout(cache, kv_layout), scale, size["head_dim"]
         if scales_slots(scale) and is_scaled(cache.dtype) and cache.ndim == 4 and kv_layout != "HDN":
-            kv, number, width = layout.keys(cache, kv_layout, scale), None, dim  # a program has whole heads
+            kv, apart, width = layout.keys(cache, kv_layout, scale), None, dim  # a program has whole heads
         columns = size["kv_heads"] * width
         block = max(min(next_power_of_2(columns), ELEMENTS), width if kv.SCALED else 1)
         rows = max(ELEMENTS // block, 1)
         raw = scale is None and out.dtype == cache.dtype
         args = (
-            layout.rows(out), kv, _scale(number, cache.ndim == 4 and kv_layout == "NHD"), table,
+            layout.rows(out), kv, _scale(apart, cache.ndim == 4 and kv_layout == "NHD"), table,
             table.stride(0), table_starts, 0 if table_starts is None else table_starts.stride(0), starts,
             size["tokens"], self.seqs, max(self.seqs - 1, 0).bit_length(), size["page_size"], size["kv_heads"],
-            size["head_dim"], rows, block, dim, raw, device_of(out.device).capability >= 89,
+            size["head_dim"], rows, block, dim, raw, device_of(out.device).converts_fp8,
         )  # fmt: skip
         return Step(gather_pages_kernel, (cdiv(size["tokens"], rows), cdiv(columns, block)), args, {})
 

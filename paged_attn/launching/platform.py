@@ -48,6 +48,11 @@ class Device(GPU):
         return int(self.arch[2:]) if self.arch.startswith("sm") else 0
 
     @property
+    def converts_fp8(self) -> bool:
+        """Whether the device has instructions that convert e4m3 and e5m2."""
+        return self.capability >= 89
+
+    @property
     def dependent(self) -> bool:
         """Whether a launch may begin before the launch ahead has ended, and wait for it (dependent launches)."""
         return self.capability >= 90

@@ -149,8 +149,8 @@ def prepare(
         qk_norm: dtype of q_norm and k_norm; latents have only k_norm.  None: no norms.
         pages: calls also copy, move and gather whole pages of the caches: copy_pages and move_pages of keys and
             values, in any number of layers, and gather_pages with the scales of the cache.  Page ids have the dtype
-            `integers`.  Rows gathered from an fp8, int8 or int4 cache have `dtype`; if this is fp8, they
-            have `out_dtype`, and if both are fp8, bfloat16.
+            `integers`.  Rows gathered from an fp8, int8 or int4 cache have `dtype`; if this is fp8, they have
+            `out_dtype`, and if both are fp8, bfloat16.
         max_seqs, max_tokens: the most sequences and query tokens of a step.
         max_seqlen: the most keys of a sequence.
         device: where calls will run.  None: the current GPU.  A Device describes a GPU that need not be present, for

@@ -63,7 +63,7 @@ def copies_of(p: Problem) -> Copies:
         head_dim=p.head_dim,
         value_dim=p.value_width,
         dtype=p.cache,
-        native=p.device.capability >= 89,
+        native=p.device.converts_fp8,
         dependent=p.device.dependent,
         stripes=p.stripes,
     )

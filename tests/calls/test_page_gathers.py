@@ -118,16 +118,37 @@ def test_dead_slots_and_other_pages_reach_no_row(way: str, device: str) -> None:
     assert torch.equal(paged_attn.gather_pages(int4, table, lengths, tokens=17, scale=scale, dtype=F32), want)
 
 
-@pytest.mark.parametrize("heads, dims", [(40, 144), (3, 6)])
-def test_int4_of_wide_and_of_odd_rows_at_odd_addresses(heads: int, dims: int, way: str, device: str) -> None:
-    """40 heads are more than a block of columns; heads of 6 dims have three bytes."""
-    cache = noise(device, torch.uint8, PAGES, 5, heads, dims // 2 + 1)[..., 1:]
-    scale, (table, lengths) = torch.rand(PAGES, 5, heads, device=device), batch(device, False)
-    options: dict[str, Any] = dict(scale=with_zero(scale, torch.full_like(scale, 9)), dtype=F32, tokens=18)
-    got = paged_attn.gather_pages(cache, table, lengths, **options)
-    assert torch.equal(got, reference.gather_pages(cache, table, lengths, **options))
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", [INT4, INT8, E4M3, E5M2], ids=str)
+@pytest.mark.parametrize("heads, dims", [(40, 144), (3, 6), (1, 576), (2, 4098)])
+def test_wide_and_odd_rows_at_odd_addresses_times_scales_by_token(
+    heads: int, dims: int, dtype: torch.dtype, layout: str, way: str, device: str
+) -> None:
+    """40 heads are more than a program has, and 4098 dims more than a block; an int4 head of 6 dims has three bytes."""
+    slots = (5, heads) if layout == "NHD" else (heads, 5)
+    numbers = torch.randn(PAGES, *slots, dims + 2, device=device) * 3
+    stored = (numbers.abs() * 9).to(INT4)[..., : dims // 2 + 1] if dtype == INT4 else numbers.to(dtype)[..., : dims + 1]
+    cache, (table, lengths) = stored[..., 1:], batch(device, False)
+    scale = torch.rand(PAGES, *slots, device=device)
+    scale = with_zero(scale, torch.full_like(scale, 9)) if dtype == INT4 else scale.half()
+    options: dict[str, Any] = dict(kv_layout=layout, scale=scale)
+    want = reference.gather_pages(cache, table, lengths, tokens=18, dtype=F32, **options)
+    out = torch.full((18, 2 * heads, dims + 3), torch.nan, device=device)
+    for _ in range(2):
+        got = paged_attn.gather_pages(cache, table, lengths, out=out[:, ::2, :dims], **options)
+        assert torch.equal(got, want)
+    assert out[:, 1::2].isnan().all()
+    assert out[..., dims:].isnan().all()
+
+
+def test_a_graph_gathers_int4(way: str, device: str) -> None:
+    cache, (table, lengths) = finite(device, "HND", INT4), batch(device, False)
+    options: dict[str, Any] = dict(kv_layout="HND", scale=zeros_and_scales(device, "HND"), dtype=BF16, tokens=18)
+    torch._dynamo.reset()
     compiled = torch.compile(paged_attn.gather_pages, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(cache, table, lengths, **options), got)
+    want = paged_attn.gather_pages(cache, table, lengths, **options)
+    assert want.any()
+    assert torch.equal(compiled(cache, table, lengths, **options), want)
 
 
 def test_tokens_are_counted_where_lengths_are_on_the_host(way: str) -> None:

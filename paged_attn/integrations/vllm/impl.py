@@ -121,8 +121,8 @@ class Impl(AttentionImpl):
     def fused_rope_kvcache_supported(self) -> bool:
         """Whether vLLM may call do_rope_and_kv_cache_update: only in decoders' attention to their own keys.
 
-        Encoders have no cache to write, and attention to an encoder rotates nothing.  Over int4,
-        heads are rotated once more (signs, Hadamard matrix) between the rotary embedding and the write.
+        Encoders have no cache to write, and attention to an encoder rotates nothing.  Over int4, heads are rotated once
+        more (signs, Hadamard matrix) between the rotary embedding and the write.
         """
         return bool(self.attn_type == AttentionType.DECODER) and self.rotations is None
 

@@ -141,9 +141,10 @@ def end_within(end, pos, mods):
 
 @triton.jit
 def shows_position(pos, row_pos, left, mods):
-    """Whether queries at row_pos [R] see the call's own keys at pos [N], by `left` and the chunk: [R, N].
+    """Whether queries at row_pos [R] see keys at pos [N], by `left` and the chunk: [R, N].
 
-    Only for query_positions, by which the call's own keys have positions that may differ from their places.
+    Only for query_positions, by which the call's own keys have positions that may differ from their places.  Some of
+    the keys may be cached; their positions are their places.
     """
     seen = pos[None, :] >= (row_pos - left)[:, None]
     if mods.chunk is not None:

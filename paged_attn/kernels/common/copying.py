@@ -1,6 +1,7 @@
 """The kernel that copies keys and values of a call into pages of PAGE slots, which only this call reads.
 
-Elements keep their bits, or become 16-bit numbers that are already multiplied by the scales of their slots.
+Elements keep their bits, or become 16-bit numbers that are already multiplied by the scales of their slots.  Gathered
+rows are loaded by `load_heads`, too.
 """
 
 import triton

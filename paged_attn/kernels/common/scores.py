@@ -153,7 +153,10 @@ def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
 
 @triton.jit
 def cut_by_position(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Scores with minus infinity where a window or chunk by query_positions hides the call's own keys."""
+    """Scores with minus infinity where a window or chunk by query_positions hides keys of a tile.
+
+    The call's own keys have positions of their own.  `mask` has hidden cached keys already, by the same rule.
+    """
     place = place_of_key(tile + key, mods, S)
     pos = position_of(place, rows, mods)
     before = scores

@@ -179,7 +179,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         PEEL=config.peel and (p.packed or p.window_left < 0) and not p.gap,
         SCALE_FIRST=p.rescaled,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
-        NATIVE_FP8=p.device.capability >= 89,
+        NATIVE_FP8=p.device.converts_fp8,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
         FAR_CAP=p.far_cap,
         SCORE_MOD=of_this_dialect(p.score_mod),

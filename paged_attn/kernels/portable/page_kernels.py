@@ -109,7 +109,7 @@ def gather_heads(
     out, cache, row, page, slot, inside, live,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Write rows [R] of HEADS heads from a cache with scales by slot; inside: rows of out, live: rows with a page."""
+    """Write rows [R] of HEADS heads of a cache whose record has scales; inside: rows of out, live: rows with a page."""
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     there = (head < KV_HEADS)[None, :]
     x = load_heads(cache, page, slot, head, live[:, None] & there, out.ptr.dtype.element_ty, NATIVE, HEAD_DIM, DIM)
@@ -120,7 +120,7 @@ def gather_heads(
 @triton.jit
 def gather_columns(
     out, cache, scale, row, page, slot, inside, live,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, RAW: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, RAW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Write COLUMNS columns of rows [R]; a column is one dim of one head.  Rows as in `gather_heads`."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -134,7 +134,7 @@ def gather_columns(
     asked = live[:, None] & there
     x = tl.load(cache.ptr + at, mask=asked, other=0)
     if not RAW:
-        value = decode(x, cache.FP8, tl.float32, False) * load_scale(scale, page, slot, head, asked)
+        value = decode(x, cache.FP8, tl.float32, NATIVE) * load_scale(scale, page, slot, head, asked)
         x = encode(tl.where(asked, value, 0.0), 0, out.ptr.dtype.element_ty)
     to = row[:, None] * out.stride_token + (head * out.stride_head + dim)[None, :]
     tl.store(out.ptr + to, x, mask=inside[:, None] & there)
@@ -146,7 +146,7 @@ def gather_pages_kernel(
     PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DIM: tl.constexpr, RAW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Copy ROWS rows into dense rows: COLUMNS columns of them or, if slots have scales, COLUMNS // DIM heads.
+    """Copy ROWS rows into dense rows: COLUMNS columns of them or, if cache.SCALED, COLUMNS // DIM heads.
 
     Rows without a page, and rows behind the last sequence, become zeros.
     starts: int64 [seqs + 1], first row of each sequence, then the number of rows of all sequences.
@@ -154,6 +154,7 @@ def gather_pages_kernel(
     table_stride: stride between rows of a dense table, or between entries of a ragged one.
     starts_stride: stride between entries of table_starts.
     steps: number of steps of a bisection among the sequences.
+    cache: its record has the scales by slot of bytes that are not x-packed.  scale: all other scales.
     DIM: HEAD_DIM rounded up to a power of two.
     RAW: elements keep their bits, and no scale is applied.
     NATIVE: the device has instructions that convert e4m3.
@@ -172,4 +173,4 @@ def gather_pages_kernel(
     if cache.SCALED:
         gather_heads(out, cache, row, page, slot, inside, live, KV_HEADS, HEAD_DIM, COLUMNS // DIM, DIM, NATIVE)
     else:
-        gather_columns(out, cache, scale, row, page, slot, inside, live, KV_HEADS, HEAD_DIM, COLUMNS, RAW)
+        gather_columns(out, cache, scale, row, page, slot, inside, live, KV_HEADS, HEAD_DIM, COLUMNS, RAW, NATIVE)

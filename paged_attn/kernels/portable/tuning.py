@@ -158,7 +158,7 @@ def int4_config(p: Problem, config: Config) -> Config:
     if p.widest > WIDE:
         return config
     if config.rows < padded_dims(p)[1] // 4:
-        few = p.widest <= 128 and p.device.capability >= 89
+        few = p.widest <= 128 and p.device.converts_fp8
         return config._replace(tile=64, resident=3, registers=168 if few else None)
     warps = config.rows // 16
     tile = 64 if warps == 1 else 32

@@ -76,11 +76,11 @@ def scaled(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Ten
     return times(keys, of_keys, int4), times(values, of_values, int4)
 
 
-def times(rows: Tensor, scales: Tensor | None, int4: bool) -> Tensor:
-    """Rows [..., D] times scales by slot [..., 1]; an int4 scale has a zero point in its lowest four bits."""
+def times(rows: Tensor, scales: Tensor | float | None, int4: bool) -> Tensor:
+    """Rows [..., D] times a number, or scales [..., 1]; an int4 scale has a zero point in its lowest four bits."""
     if scales is None:
         return rows
-    if not int4:
+    if not (int4 and isinstance(scales, Tensor)):
         return rows * scales
     bits = scales.contiguous().view(torch.int32)
     return (rows - (bits & 15)) * (bits & -16).view(torch.float32)
