@@ -109,7 +109,10 @@ def gather_heads(
     out, cache, row, page, slot, inside, live,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Write rows [R] of HEADS heads of a cache whose record has scales; inside: rows of out, live: rows with a page."""
+    """Write rows [R] of HEADS heads of a cache whose record has scales.
+
+    inside: rows that out has.  live: rows that have a page.
+    """
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     there = (head < KV_HEADS)[None, :]
     x = load_heads(cache, page, slot, head, live[:, None] & there, out.ptr.dtype.element_ty, NATIVE, HEAD_DIM, DIM)
