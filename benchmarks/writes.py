@@ -33,6 +33,11 @@ AGREE, AGREE_OF_INT4 = 4e-2, 6e-2
 SCALE, SCALES = 1 / 16, ("k_scale", "v_scale")
 
 
+def stored_dims(cache: torch.dtype) -> int:
+    """Elements of a head in a cache of this dtype."""
+    return HEAD_DIM // 2 if cache == INT4 else HEAD_DIM
+
+
 class Write(NamedTuple):
     """One case: tokens of a step, the dtype of the cache, and whether its scales are by token."""
 
@@ -56,11 +61,6 @@ class Write(NamedTuple):
     def operations(self) -> int:
         """Operations of norm and rotation, 7 for each element: a square, a sum, two products, and 3 of the rotation."""
         return self.tokens * (HEADS + KV_HEADS) * HEAD_DIM * 7
-
-
-def stored_dims(cache: torch.dtype) -> int:
-    """Elements of a head in a cache of this dtype."""
-    return HEAD_DIM // 2 if cache == INT4 else HEAD_DIM
 
 
 CACHES = ((BF16, False), (E4M3, False), (E4M3, True), (torch.int8, True), (INT4, True))

@@ -242,7 +242,9 @@ def packed_shape(qkv: Tensor, k_cache: Tensor, kv_layout: str) -> tuple[int, int
     if qkv.ndim != 2 or k_cache.ndim not in (4, 5):
         raise refused("qkv", f"{PACKED} beside a k_cache of 4 or 5 axes", f"{[*qkv.shape]}, {[*k_cache.shape]}")
     kv_heads = k_cache.shape[1] if packed or kv_layout == "HND" else k_cache.shape[2]
-    head_dim = k_cache.shape[2] * k_cache.shape[4] if packed else k_cache.shape[3] * (1 + (k_cache.dtype == INT4))
+    head_dim = k_cache.shape[2] * k_cache.shape[4] if packed else k_cache.shape[3]
+    if k_cache.dtype == INT4:
+        head_dim *= 2
     heads = qkv.shape[1] // max(head_dim, 1) - 2 * kv_heads
     if heads < 1:
         raise refused("qkv", f"{PACKED} with kv_heads = {kv_heads}, head_dim = {head_dim}", [*qkv.shape])

@@ -126,7 +126,7 @@ def steps_by_row(x):
 
 @triton.jit
 def steps_of_range(least, most, magnitude):
-    """As `steps_by_row`, of rows with these least and largest numbers [H] and magnitudes [H] (`magnitude_of_row`)."""
+    """(scales, zero points) as from `steps_by_row`, of rows with these extremes [H] and `magnitude_of_row` [H]."""
     least, most = tl.minimum(least, 0.0), tl.maximum(most, 0.0)
     steps = tl.zeros_like(least) + 15.0
     scale = tl.where(magnitude < 0x7F800000, tl.div_rn(most, steps) - tl.div_rn(least, steps), float("nan"))
